@@ -1,0 +1,3 @@
+//! The program `vmm-pool`.
+
+fn main() {}
