@@ -1,0 +1,82 @@
+//! What could not be given back in a `Drop`: kept, so that nothing is lost for good.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::driver::Driver;
+use crate::error::{DriverError, DriverResult};
+use crate::types::ChunkHandle;
+
+/// Something the driver refused to take back, with what it hangs on.
+pub(crate) enum Leftover {
+    /// A reference to a chunk.
+    Chunk(ChunkHandle),
+    /// A reserved range: address, bytes.
+    Range(u64, u64),
+    /// A mapping: address, bytes, and the objects it keeps alive until it is gone.
+    Mapping { address: u64, bytes: u64, _keeps: (Arc<super::Chunk>, super::Range) },
+}
+
+struct Failed {
+    driver: Arc<dyn Driver>,
+    leftover: Leftover,
+    error: DriverError,
+}
+
+static FAILED: Mutex<Vec<Failed>> = Mutex::new(Vec::new());
+
+impl Leftover {
+    /// Tries to give it back.
+    pub(crate) fn give_back(&self, driver: &dyn Driver) -> DriverResult<()> {
+        match self {
+            // SAFETY: the reference was owned by the object that was dropped and by nothing since.
+            Leftover::Chunk(handle) => unsafe { driver.release(*handle) },
+            Leftover::Range(address, bytes) => driver.address_free(*address, *bytes),
+            Leftover::Mapping { address, bytes, .. } => driver.unmap(*address, *bytes),
+        }
+    }
+}
+
+/// Gives `leftover` back now, or keeps it for a later try.
+///
+/// Where the driver or the context is gone for good there is nothing left to give back to, and the
+/// leftover is let go: its memory went with the context.
+pub(crate) fn give_back_or_keep(driver: &Arc<dyn Driver>, leftover: Leftover) {
+    if driver.is_gone() {
+        // The objects that a mapping keeps are dropped here, and make no call either.
+        return;
+    }
+    if let Err(error) = leftover.give_back(&**driver) {
+        if error.is_driver_gone() {
+            return;
+        }
+        tracing::warn!(%error, "the driver refused to take memory back; kept for a later try");
+        FAILED.lock().push(Failed { driver: driver.clone(), leftover, error });
+    }
+}
+
+fn same(a: &Arc<dyn Driver>, b: &Arc<dyn Driver>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
+}
+
+/// The errors of what `driver` refused to take back and still holds.
+pub fn failed_drops(driver: &Arc<dyn Driver>) -> Vec<DriverError> {
+    let failed = FAILED.lock();
+    failed.iter().filter(|f| same(&f.driver, driver)).map(|f| f.error.clone()).collect()
+}
+
+/// Tries again to give back what `driver` refused. Returns how many are still left.
+pub fn retry_failed_drops(driver: &Arc<dyn Driver>) -> usize {
+    // Taken out first: giving a mapping back drops its chunk, whose own drop may come here.
+    let mine: Vec<Failed> = {
+        let mut failed = FAILED.lock();
+        let (mine, others) = failed.drain(..).partition(|f| same(&f.driver, driver));
+        *failed = others;
+        mine
+    };
+    for Failed { driver, leftover, .. } in mine {
+        give_back_or_keep(&driver, leftover);
+    }
+    FAILED.lock().iter().filter(|f| same(&f.driver, driver)).count()
+}
