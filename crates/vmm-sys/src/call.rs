@@ -1,7 +1,9 @@
 //! The driver calls by name, and the ledger that counts them.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 macro_rules! calls {
     ($($variant:ident = $name:literal),* $(,)?) => {
@@ -138,7 +140,13 @@ impl CallLedger {
         self.counts[call as usize].fetch_add(1, Ordering::Relaxed);
         if nanos != 0 {
             self.nanos[call as usize].fetch_add(nanos, Ordering::Relaxed);
+            ThreadTime::add(0, nanos);
         }
+    }
+
+    /// Starts to measure the host time of one call, if timing is on.
+    pub fn stopwatch(&self) -> Stopwatch {
+        Stopwatch(self.timing().then(Instant::now))
     }
 
     /// Whether the driver should measure its calls.
@@ -159,6 +167,66 @@ impl CallLedger {
             counts.nanos[index] = self.nanos[index].load(Ordering::Relaxed);
         }
         counts
+    }
+}
+
+/// The time that driver calls of one thread have taken, over all drivers.
+///
+/// A ledger adds up all threads; whoever wants to know what remains of an interval of *one* thread
+/// once the driver's part is taken out asks here. On a GPU the two figures are the same. The
+/// simulated device spends host time to simulate a call, and charges what the call would cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadTime {
+    /// Host nanoseconds that passed inside calls, while timing was on.
+    pub spent_nanos: u64,
+    /// Nanoseconds booked for them.
+    pub charged_nanos: u64,
+}
+
+thread_local! {
+    static THREAD_TIME: Cell<ThreadTime> =
+        const { Cell::new(ThreadTime { spent_nanos: 0, charged_nanos: 0 }) };
+}
+
+impl ThreadTime {
+    /// Of the calling thread, up to now. Differences of two are what a piece of work took.
+    #[inline]
+    pub fn now() -> ThreadTime {
+        THREAD_TIME.get()
+    }
+
+    fn add(spent_nanos: u64, charged_nanos: u64) {
+        let time = THREAD_TIME.get();
+        THREAD_TIME.set(ThreadTime {
+            spent_nanos: time.spent_nanos + spent_nanos,
+            charged_nanos: time.charged_nanos + charged_nanos,
+        });
+    }
+}
+
+/// Measures one call: from [`CallLedger::stopwatch`] to its end, which books the time as spent.
+#[derive(Debug)]
+#[must_use = "the time ends where this is dropped"]
+pub struct Stopwatch(Option<Instant>);
+
+impl Stopwatch {
+    /// Ends the call. Its nanoseconds, for [`CallLedger::book`]: 0 if timing is off, else at least
+    /// 1.
+    pub fn stop(mut self) -> u64 {
+        self.end()
+    }
+
+    fn end(&mut self) -> u64 {
+        let Some(start) = self.0.take() else { return 0 };
+        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1);
+        ThreadTime::add(nanos, 0);
+        nanos
+    }
+}
+
+impl Drop for Stopwatch {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -243,6 +311,28 @@ mod tests {
         assert_eq!((work.total(), work.total_nanos()), (2, 11));
         assert_eq!(work.to_string(), "cuMemMap 2");
         assert_eq!(CallCounts::default().to_string(), "no driver call");
+    }
+
+    #[test]
+    fn a_threads_own_time_is_kept_apart_from_that_of_others() {
+        let ledger = CallLedger::default();
+        let before = ThreadTime::now();
+        assert_eq!(ledger.stopwatch().stop(), 0, "timing is off");
+        ledger.set_timing(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(ledger.stopwatch());
+                ledger.book(Call::MemMap, 1000);
+            });
+        });
+        assert_eq!(ThreadTime::now(), before);
+        let nanos = ledger.stopwatch().stop();
+        ledger.book(Call::MemMap, 40);
+        let mine = ThreadTime::now();
+        assert!(nanos > 0);
+        assert_eq!(mine.spent_nanos - before.spent_nanos, nanos, "counted once");
+        assert_eq!(mine.charged_nanos - before.charged_nanos, 40);
+        assert_eq!(ledger.snapshot().total_nanos(), 1040);
     }
 
     #[test]

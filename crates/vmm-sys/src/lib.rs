@@ -20,7 +20,7 @@ pub mod sim;
 pub mod topology;
 pub mod types;
 
-pub use call::{Call, CallCounts, CallLedger};
+pub use call::{Call, CallCounts, CallLedger, ThreadTime};
 pub use driver::Driver;
 pub use error::{DriverError, DriverResult, ResultCode};
 pub use types::*;
