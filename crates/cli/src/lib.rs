@@ -1,0 +1,17 @@
+//! The machinery of the program `vmm-pool`, as a library: the tests and benches of the workspace
+//! replay traces with it too.
+//!
+//! - [`trace`] reads what an allocator was asked;
+//! - [`replay`] drives an allocator through it and measures;
+//! - [`target`] holds the allocators that can be driven: the pool, and the driver's own;
+//! - [`report`] turns figures into a table or into JSON;
+//! - [`driver_choice`] decides between the GPU and the simulated device.
+//!
+//! No policy of the pool is here: this crate drives and measures.
+
+#![deny(unsafe_code)]
+
+pub mod replay;
+pub mod report;
+pub mod target;
+pub mod trace;

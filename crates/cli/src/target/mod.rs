@@ -1,0 +1,28 @@
+//! The allocators that can be replayed.
+
+mod driver_alloc;
+mod held;
+
+use std::sync::Arc;
+
+use vmm_sys::object::Stream;
+use vmm_sys::{DeviceId, Driver, DriverResult, ThreadTime};
+
+use crate::replay::DriverTime;
+
+pub use driver_alloc::{AsyncBlock, CudaMalloc, CudaMallocAsync};
+
+fn create_streams(
+    driver: &Arc<dyn Driver>,
+    device: DeviceId,
+    count: usize,
+) -> DriverResult<Vec<Stream>> {
+    (0..count).map(|_| Stream::create(driver, device)).collect()
+}
+
+/// What the calling thread's driver calls took: the replay is one thread, and work that a pool
+/// does in the background is no part of an operation's time.
+fn driver_time() -> DriverTime {
+    let ThreadTime { spent_nanos, charged_nanos } = ThreadTime::now();
+    DriverTime { spent_ns: spent_nanos, charged_ns: charged_nanos }
+}
