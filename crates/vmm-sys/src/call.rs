@@ -93,6 +93,8 @@ calls! {
     LaunchHostFunc = "cuLaunchHostFunc",
     LaunchKernel = "cuLaunchKernel",
     ModuleLoadData = "cuModuleLoadData",
+    ModuleGetFunction = "cuModuleGetFunction",
+    ModuleUnload = "cuModuleUnload",
     EventCreate = "cuEventCreate",
     EventDestroy = "cuEventDestroy",
     EventRecord = "cuEventRecord",

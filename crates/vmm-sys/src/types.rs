@@ -243,9 +243,9 @@ pub struct MemInfo {
 /// What the driver knows of an address (`cuPointerGetAttributes`), as in row D-P2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PointerInfo {
-    /// 1 host, 2 device, 3 array, 4 unified.
+    /// 0 unknown to the driver, 1 host, 2 device, 3 array, 4 unified.
     pub memory_type: u32,
-    /// The device whose memory backs the address.
+    /// The device whose memory backs the address; `u32::MAX` if that is none.
     pub device: DeviceId,
     /// The context it belongs to: none for mapped chunks.
     pub context: Option<ContextHandle>,
