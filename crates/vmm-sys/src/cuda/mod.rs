@@ -39,7 +39,6 @@ mod vmm;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -143,16 +142,9 @@ impl Cuda {
                 DriverError::new(call, ResultCode::DEINITIALIZED).because("the process is exiting")
             );
         }
-        if !self.ledger.timing() {
-            let code = make();
-            self.ledger.book(call, 0);
-            return Ok(ResultCode(code));
-        }
-        let start = Instant::now();
+        let watch = self.ledger.stopwatch();
         let code = make();
-        let nanos = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        // 0 would mean "not timed".
-        self.ledger.book(call, nanos.max(1));
+        self.ledger.book(call, watch.stop());
         Ok(ResultCode(code))
     }
 
