@@ -1,0 +1,110 @@
+//! First fit by address.
+//!
+//! The tree holds for each cell of 256 KiB the largest free span that starts in it, so the lowest
+//! address that fits is in the lowest cell that holds enough. How many free spans start in a cell
+//! is not limited: exact ranges, trimmed tails, requests without slabs and slabs of any size may
+//! leave several. Then the walk over the spans of the cell, in address order, picks the first that
+//! fits, and the cell's value is worked out anew by the same walk after each change. While blocks
+//! are larger than a cell, both see one span, and the cost is that of the tree.
+
+use super::cells::cell_of;
+use super::lanes::Lanes;
+use super::space::Index;
+use super::spans::Spans;
+use super::tree::{MaxTree, value_of};
+use crate::{NIL, align_up};
+
+/// The tree, and the way to look at its nodes.
+pub(crate) struct FirstFit<L> {
+    lanes: L,
+    tree: MaxTree,
+}
+
+/// The first free span that starts in `cell` and fits the request, and where.
+#[inline(always)]
+fn fit_in_cell(spans: &Spans, cell: usize, bytes: u64, align: u64) -> Option<(u32, u64)> {
+    let mut id = spans.first_in(cell);
+    while id != NIL {
+        let span = spans.at(id);
+        if cell_of(span.offset) != cell {
+            return None;
+        }
+        if span.is_free() {
+            let start = align_up(span.offset, align);
+            if start + bytes <= span.end() {
+                return Some((id, start));
+            }
+        }
+        id = span.next;
+    }
+    None
+}
+
+impl<L: Lanes> FirstFit<L> {
+    pub(crate) fn new(lanes: L) -> Self {
+        Self { lanes, tree: MaxTree::new() }
+    }
+
+    /// Brings the value of a cell up to date.
+    #[inline(always)]
+    fn refresh(&mut self, spans: &Spans, offset: u64) {
+        let cell = cell_of(offset);
+        self.tree.set(self.lanes, cell, value_of(spans.largest_free_in(cell)));
+    }
+
+    /// Goes on behind cells that hold enough bytes, but not in an aligned place.
+    fn find_from(&self, spans: &Spans, from: usize, bytes: u64, align: u64) -> Option<(u32, u64)> {
+        let mut from = from;
+        loop {
+            let cell = self.tree.first_from(self.lanes, from, value_of(bytes))?;
+            if let Some(found) = fit_in_cell(spans, cell, bytes, align) {
+                return Some(found);
+            }
+            from = cell + 1;
+        }
+    }
+}
+
+impl<L: Lanes> Index for FirstFit<L> {
+    fn placement_align(&self, _bytes: u64, align: u64) -> u64 {
+        align
+    }
+
+    #[inline(always)]
+    fn find(&self, spans: &Spans, bytes: u64, align: u64) -> Option<(u32, u64)> {
+        let cell = self.tree.first(self.lanes, value_of(bytes))?;
+        if let Some(found) = fit_in_cell(spans, cell, bytes, align) {
+            return Some(found);
+        }
+        self.find_from(spans, cell + 1, bytes, align)
+    }
+
+    fn cover(&mut self, offset: u64, bytes: u64) {
+        self.tree.cover(cell_of(offset), cell_of(offset + bytes - 1));
+    }
+
+    #[inline(always)]
+    fn detach(&mut self, _spans: &Spans, _id: u32) {}
+
+    #[inline(always)]
+    fn attach(&mut self, spans: &Spans, id: u32) {
+        self.refresh(spans, spans.at(id).offset);
+    }
+
+    #[inline(always)]
+    fn vacate(&mut self, spans: &Spans, offset: u64) {
+        self.refresh(spans, offset);
+    }
+
+    fn metadata_bytes(&self) -> u64 {
+        self.tree.metadata_bytes()
+    }
+
+    fn verify(&self, spans: &Spans) -> Result<(), String> {
+        let mut cells: Vec<usize> =
+            spans.iter().filter(|span| span.is_free()).map(|span| cell_of(span.offset)).collect();
+        cells.dedup();
+        self.tree
+            .verify(cells.into_iter().map(|cell| (cell, value_of(spans.largest_free_in(cell)))))
+    }
+}

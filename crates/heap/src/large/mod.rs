@@ -1,0 +1,129 @@
+//! The large placement: everything that is not served from a slab, and the slabs themselves.
+
+mod buddy;
+mod cells;
+mod first_fit;
+mod lanes;
+mod space;
+mod spans;
+mod tree;
+mod windows;
+
+use buddy::Buddy;
+use first_fit::FirstFit;
+use lanes::Plain;
+use space::Space;
+use windows::Window;
+
+use crate::config::Placement;
+use crate::error::NotFree;
+use crate::stats::FreeRun;
+
+/// A space with the placement chosen at run time. All calls go through here, so the choice is made
+/// once an operation.
+pub(crate) enum Large {
+    Buddy(Space<Buddy>),
+    FirstFit(Space<FirstFit<Plain>>),
+}
+
+/// The same expression for whichever placement it is.
+macro_rules! each {
+    ($large:expr, $space:ident => $call:expr) => {
+        match $large {
+            Large::Buddy($space) => $call,
+            Large::FirstFit($space) => $call,
+        }
+    };
+}
+
+impl Large {
+    pub(crate) fn new(placement: Placement) -> Self {
+        match placement {
+            Placement::Buddy => Self::Buddy(Space::new(Buddy::new())),
+            Placement::FirstFit => Self::FirstFit(Space::new(FirstFit::new(Plain))),
+        }
+    }
+
+    /// Takes `bytes`, whole granules, at a multiple of `align`, at least a granule.
+    #[inline]
+    pub(crate) fn alloc(&mut self, bytes: u64, align: u64) -> Option<u64> {
+        match self {
+            Self::Buddy(space) => space.alloc(bytes, align),
+            Self::FirstFit(space) => space.alloc(bytes, align),
+        }
+    }
+
+    /// Frees the block at `offset` and returns its length.
+    #[inline]
+    pub(crate) fn free(&mut self, offset: u64, tick: u64) -> Option<u64> {
+        match self {
+            Self::Buddy(space) => space.free(offset, tick),
+            Self::FirstFit(space) => space.free(offset, tick),
+        }
+    }
+
+    pub(crate) fn alloc_at(&mut self, offset: u64, bytes: u64) -> Result<(), NotFree> {
+        each!(self, space => space.alloc_at(offset, bytes))
+    }
+
+    pub(crate) fn insert_free(&mut self, offset: u64, bytes: u64, tick: u64) {
+        each!(self, space => space.insert_free(offset, bytes, tick));
+    }
+
+    pub(crate) fn remove_free(&mut self, offset: u64, bytes: u64) -> Result<(), NotFree> {
+        each!(self, space => space.remove_free(offset, bytes))
+    }
+
+    /// Length of the block at `offset`.
+    #[inline]
+    pub(crate) fn used_bytes_at(&self, offset: u64) -> Option<u64> {
+        each!(self, space => space.used_bytes_at(offset))
+    }
+
+    /// The alignment at which a request is placed.
+    pub(crate) fn placement_align(&self, bytes: u64, align: u64) -> u64 {
+        each!(self, space => space.placement_align(bytes, align))
+    }
+
+    /// Visits where a request would fit; `align` is a placement alignment.
+    pub(crate) fn windows(
+        &self,
+        bytes: u64,
+        align: u64,
+        end_bytes: u64,
+        visit: &mut dyn FnMut(u64),
+    ) {
+        let window = Window { bytes, align };
+        each!(self, space => window.visit_all(space.spans(), end_bytes, visit));
+    }
+
+    pub(crate) fn free_runs(&self, visit: &mut dyn FnMut(FreeRun)) {
+        each!(self, space => space.free_runs(visit));
+    }
+
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        each!(self, space => space.mapped_bytes())
+    }
+
+    /// Bytes of used spans: large blocks and slabs.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        each!(self, space => space.used_bytes())
+    }
+
+    pub(crate) fn metadata_bytes(&self) -> u64 {
+        each!(self, space => space.metadata_bytes())
+    }
+
+    pub(crate) fn verify(&self) -> Result<(), String> {
+        each!(self, space => space.verify())
+    }
+
+    /// Used spans in address order: `(offset, bytes)`.
+    pub(crate) fn used_spans(&self, visit: &mut dyn FnMut(u64, u64)) {
+        each!(self, space => {
+            for span in space.spans().iter().filter(|span| !span.is_free()) {
+                visit(span.offset, span.bytes());
+            }
+        });
+    }
+}

@@ -1,0 +1,360 @@
+//! The spans of a space: every inserted byte lies in exactly one, free or used.
+//!
+//! Spans live in an arena, linked by index in address order. Space that was never inserted, or was
+//! removed, is simply not covered: two neighbours in the list are adjacent only if one ends where
+//! the other starts. To find a span from an address, [`Cells`] holds the first one that starts in
+//! each cell of 256 KiB; the others that start there follow it in the list. Any number may start in
+//! one cell (512 at most), so nothing here depends on how large blocks are; but while all blocks
+//! are larger than a cell, at most one free span and one used span start in it, and every walk ends
+//! after two steps.
+
+use super::cells::{CELL_SHIFT, Cells, cell_of};
+use crate::{GRANULE_BYTES, NIL};
+
+/// Bit of `Span::size` that marks a used span; lengths are multiples of the granule.
+const USED: u64 = 1;
+
+/// A run of inserted bytes, all free or all used.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(32))] // never across two cache lines
+pub(crate) struct Span {
+    pub(crate) offset: u64,
+    size: u64,
+    /// When it became free; without meaning while it is used.
+    pub(crate) tick: u64,
+    pub(crate) prev: u32,
+    pub(crate) next: u32,
+}
+
+impl Span {
+    #[inline(always)]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.size & !USED
+    }
+
+    #[inline(always)]
+    pub(crate) fn end(&self) -> u64 {
+        self.offset + self.bytes()
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_free(&self) -> bool {
+        self.size & USED == 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_free(&mut self, bytes: u64) {
+        self.size = bytes;
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_used(&mut self, bytes: u64) {
+        self.size = bytes | USED;
+    }
+}
+
+/// All spans, in address order, with the table of cells.
+pub(crate) struct Spans {
+    arena: Vec<Span>,
+    /// Arena slots without a span, linked by `next`.
+    vacant: u32,
+    head: u32,
+    tail: u32,
+    cells: Cells,
+}
+
+impl Spans {
+    pub(crate) fn new() -> Self {
+        Self { arena: Vec::new(), vacant: NIL, head: NIL, tail: NIL, cells: Cells::new() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn at(&self, id: u32) -> &Span {
+        &self.arena[id as usize]
+    }
+
+    #[inline(always)]
+    pub(crate) fn at_mut(&mut self, id: u32) -> &mut Span {
+        &mut self.arena[id as usize]
+    }
+
+    /// Makes room in the table of cells for spans in `[offset, offset + bytes)`.
+    pub(crate) fn cover(&mut self, offset: u64, bytes: u64) {
+        self.cells.cover(offset, bytes);
+    }
+
+    /// The first span that starts in `cell`, or `NIL`.
+    #[inline(always)]
+    pub(crate) fn first_in(&self, cell: usize) -> u32 {
+        self.cells.get(cell)
+    }
+
+    /// The used span that starts at exactly `offset`.
+    #[inline(always)]
+    pub(crate) fn used_at(&self, offset: u64) -> Option<u32> {
+        let mut id = self.first_in(cell_of(offset));
+        while id != NIL {
+            let span = self.at(id);
+            if span.offset >= offset {
+                return (span.offset == offset && !span.is_free()).then_some(id);
+            }
+            id = span.next;
+        }
+        None
+    }
+
+    /// The largest free span that starts in `cell`, in bytes; 0 if there is none.
+    #[inline(always)]
+    pub(crate) fn largest_free_in(&self, cell: usize) -> u64 {
+        let cell_end = (cell as u64 + 1) << CELL_SHIFT;
+        let mut largest = 0;
+        let mut id = self.first_in(cell);
+        while id != NIL {
+            let span = self.at(id);
+            if span.offset >= cell_end {
+                break;
+            }
+            if span.is_free() {
+                largest = largest.max(span.bytes());
+            }
+            // Nothing else can start in this cell: do not touch the next span's cache line.
+            if span.end() >= cell_end {
+                break;
+            }
+            id = span.next;
+        }
+        largest
+    }
+
+    /// The last span that starts at or before `offset`, or `NIL`. Not for the warm path: it may
+    /// scan the table backwards over the length of one span or gap.
+    pub(crate) fn locate(&self, offset: u64) -> u32 {
+        if self.tail != NIL && self.at(self.tail).offset <= offset {
+            return self.tail;
+        }
+        let mut id = self.first_in(cell_of(offset));
+        if id == NIL || self.at(id).offset > offset {
+            id = self.cells.last_before(cell_of(offset));
+        }
+        if id == NIL {
+            return NIL;
+        }
+        loop {
+            let next = self.at(id).next;
+            if next == NIL || self.at(next).offset > offset {
+                return id;
+            }
+            id = next;
+        }
+    }
+
+    /// Adds a span behind `prev` (`NIL`: before all others) and returns its id.
+    #[inline(always)]
+    pub(crate) fn insert_after(&mut self, prev: u32, offset: u64, size: Size, tick: u64) -> u32 {
+        let next = if prev == NIL { self.head } else { self.at(prev).next };
+        let size = match size {
+            Size::Free(bytes) => bytes,
+            Size::Used(bytes) => bytes | USED,
+        };
+        let span = Span { offset, size, tick, prev, next };
+        let id = self.vacant;
+        let id = if id == NIL {
+            self.arena.push(span);
+            (self.arena.len() - 1) as u32
+        } else {
+            self.vacant = self.at(id).next;
+            *self.at_mut(id) = span;
+            id
+        };
+        let cell = cell_of(offset);
+        if prev == NIL {
+            self.head = id;
+            self.cells.set(cell, id);
+        } else {
+            let before = self.at_mut(prev);
+            before.next = id;
+            if cell_of(before.offset) != cell {
+                self.cells.set(cell, id);
+            }
+        }
+        if next == NIL {
+            self.tail = id;
+        } else {
+            self.at_mut(next).prev = id;
+        }
+        id
+    }
+
+    /// Takes a span out of the list.
+    #[inline(always)]
+    pub(crate) fn unlink(&mut self, id: u32) {
+        let Span { offset, prev, next, .. } = *self.at(id);
+        let cell = cell_of(offset);
+        if prev == NIL {
+            self.head = next;
+        } else {
+            self.at_mut(prev).next = next;
+        }
+        let mut heir = NIL;
+        if next == NIL {
+            self.tail = prev;
+        } else {
+            let after = self.at_mut(next);
+            after.prev = prev;
+            if cell_of(after.offset) == cell {
+                heir = next;
+            }
+        }
+        if self.first_in(cell) == id {
+            self.cells.set(cell, heir);
+        }
+        self.at_mut(id).next = self.vacant;
+        self.vacant = id;
+    }
+
+    /// The first span, or `NIL`.
+    pub(crate) fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// All spans in address order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Span> {
+        self.iter_from(self.head)
+    }
+
+    /// The span `id` and those behind it.
+    pub(crate) fn iter_from(&self, id: u32) -> impl Iterator<Item = &Span> {
+        let get = |id: u32| (id != NIL).then(|| self.at(id));
+        std::iter::successors(get(id), move |span| get(span.next))
+    }
+
+    /// How many arena slots there are: ids are below it.
+    pub(crate) fn arena_len(&self) -> usize {
+        self.arena.len()
+    }
+
+    pub(crate) fn metadata_bytes(&self) -> u64 {
+        self.cells.metadata_bytes() + (self.arena.capacity() * size_of::<Span>()) as u64
+    }
+
+    /// Checks the list, the arena and the table against each other.
+    pub(crate) fn verify(&self) -> Result<(), String> {
+        let mut count = 0usize;
+        let mut prev = NIL;
+        let mut id = self.head;
+        while id != NIL {
+            let span = self.at(id);
+            count += 1;
+            if count > self.arena.len() {
+                return Err("the list of spans is a cycle".into());
+            }
+            if span.prev != prev {
+                return Err(format!("span {id}: prev is {}, expected {prev}", span.prev));
+            }
+            if span.bytes() == 0 || !(span.bytes() | span.offset).is_multiple_of(GRANULE_BYTES) {
+                return Err(format!("span {id} is not made of whole granules: {span:?}"));
+            }
+            let mut starts_cell = true;
+            if prev != NIL {
+                let before = self.at(prev);
+                if before.end() > span.offset {
+                    return Err(format!("spans overlap: {before:?} and {span:?}"));
+                }
+                if before.end() == span.offset && before.is_free() && span.is_free() {
+                    return Err(format!("free neighbours not merged: {before:?}, {span:?}"));
+                }
+                starts_cell = cell_of(before.offset) != cell_of(span.offset);
+            }
+            if starts_cell != (self.first_in(cell_of(span.offset)) == id) {
+                return Err(format!("table of cells disagrees with span {id}: {span:?}"));
+            }
+            prev = id;
+            id = span.next;
+        }
+        if self.tail != prev {
+            return Err(format!("tail is {}, expected {prev}", self.tail));
+        }
+        self.verify_counts(count)
+    }
+
+    /// No slot of the arena and no entry of the table is beyond what the list reaches.
+    fn verify_counts(&self, listed: usize) -> Result<(), String> {
+        let vacant = self.iter_from(self.vacant).count();
+        if listed + vacant != self.arena.len() {
+            return Err(format!("{listed} spans and {vacant} vacant of {}", self.arena.len()));
+        }
+        let mut cells = 0;
+        let mut last = usize::MAX;
+        for span in self.iter() {
+            cells += usize::from(cell_of(span.offset) != last);
+            last = cell_of(span.offset);
+        }
+        let entries = self.cells.count();
+        if entries != cells {
+            return Err(format!("{entries} cells have an entry, {cells} should"));
+        }
+        Ok(())
+    }
+}
+
+/// State and length in bytes of a new span.
+pub(crate) enum Size {
+    Free(u64),
+    Used(u64),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CELL_BYTES: u64 = 1 << CELL_SHIFT;
+
+    /// Spans of one granule at the given offsets, all used.
+    fn spans(offsets: &[u64]) -> Spans {
+        let mut spans = Spans::new();
+        let mut prev = NIL;
+        for &offset in offsets {
+            spans.cover(offset, GRANULE_BYTES);
+            prev = spans.insert_after(prev, offset, Size::Used(GRANULE_BYTES), 0);
+        }
+        spans.verify().unwrap();
+        spans
+    }
+
+    #[test]
+    fn locate_finds_the_last_start_at_or_before() {
+        let far = 5 << 40;
+        let offsets = [512, 1024, CELL_BYTES * 3, (1 << 30) - 512, 1 << 30, far];
+        let spans = spans(&offsets);
+        assert_eq!(spans.locate(0), NIL);
+        for (i, &offset) in offsets.iter().enumerate() {
+            let limit = offsets.get(i + 1).copied().unwrap_or(far * 2);
+            for at in [offset, offset + 512, limit - 1] {
+                if at < limit {
+                    assert_eq!(spans.at(spans.locate(at)).offset, offset, "locate({at:#x})");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn several_spans_of_one_cell_are_found_and_leave_in_any_order() {
+        let offsets: Vec<u64> = (0..512).map(|i| CELL_BYTES + i * 512).collect();
+        let mut spans = spans(&offsets);
+        assert!(spans.used_at(CELL_BYTES - 512).is_none());
+        for i in (0..512).map(|i| (i * 37) % 512) {
+            let id = spans.used_at(offsets[i]).unwrap();
+            assert_eq!(spans.at(id).offset, offsets[i]);
+            spans.unlink(id);
+            assert!(spans.used_at(offsets[i]).is_none());
+            spans.verify().unwrap();
+        }
+        assert_eq!(spans.iter().count(), 0);
+    }
+
+    #[test]
+    fn a_sparse_space_costs_only_the_regions_it_uses() {
+        let spans = spans(&[0, 100 << 40]);
+        assert!(spans.metadata_bytes() < 2 << 20, "{}", spans.metadata_bytes());
+    }
+}

@@ -1,0 +1,253 @@
+//! Slabs: blocks of up to `small_max_bytes`, cut from pieces of the large placement.
+//!
+//! Blocks of all small sizes share a slab. A free block is cut by best fit and merged with its
+//! neighbours when it is given back, so a slab has no size of its own. A slab without blocks is
+//! given back at once, and none is kept: the magazines already absorb the change between one block
+//! and none, and an empty slab that stays would pin the chunk below it.
+//!
+//! A slab is aligned to its size, so it is found from an offset by a shift.
+
+mod bins;
+mod magazine;
+mod table;
+
+use bins::Bins;
+use magazine::Magazines;
+use table::{State, Table};
+
+use crate::config::HeapConfig;
+use crate::{GRANULE_BYTES, GRANULE_SHIFT, NIL};
+
+/// All slabs of a heap.
+pub(crate) struct Slabs {
+    table: Table,
+    bins: Bins,
+    magazines: Magazines,
+    /// Number of the slab at each multiple of the slab size, or `NIL`.
+    numbers: Vec<u32>,
+    slab_shift: u32,
+    used_bytes: u64,
+    blocks: u64,
+}
+
+/// What a freed block was, and whether its slab is now empty.
+pub(crate) struct Freed {
+    pub(crate) bytes: u64,
+    pub(crate) empty_slab: Option<u64>,
+}
+
+/// An offset that lies in a slab, but at which no block handed out starts.
+pub(crate) struct NoBlock;
+
+impl Slabs {
+    /// No slabs yet; `config` is resolved.
+    pub(crate) fn new(config: &HeapConfig) -> Self {
+        let units_max = (config.small_max_bytes >> GRANULE_SHIFT) as u32;
+        Self {
+            table: Table::new(config.slab_bytes),
+            bins: Bins::new(units_max),
+            magazines: Magazines::new(units_max, config.magazine_depth),
+            numbers: Vec::new(),
+            slab_shift: config.slab_bytes.trailing_zeros(),
+            used_bytes: 0,
+            blocks: 0,
+        }
+    }
+
+    /// Takes `units` granules from a magazine or a slab; `None` if a new slab is needed.
+    #[inline(always)]
+    pub(crate) fn alloc(&mut self, units: u32) -> Option<u64> {
+        let handle = match self.magazines.pop(&mut self.table, units) {
+            Some(handle) => handle,
+            None => self.cut(units)?,
+        };
+        self.used_bytes += u64::from(units) << GRANULE_SHIFT;
+        self.blocks += 1;
+        Some(self.table.offset(handle))
+    }
+
+    /// Cuts a block from the low end of the best free one.
+    fn cut(&mut self, units: u32) -> Option<u32> {
+        let handle = self.bins.best_fit(units)?;
+        self.bins.remove(&mut self.table, handle);
+        let rest_units = self.table.granule(handle).units() - units;
+        self.table.set_block(handle, units, State::Used);
+        if rest_units > 0 {
+            let rest = handle + units;
+            self.table.set_block(rest, rest_units, State::Free);
+            self.bins.insert(&mut self.table, rest);
+        }
+        let slab = self.table.slab_of(handle);
+        self.table.slab_mut(slab).live += 1;
+        Some(handle)
+    }
+
+    /// The block at `offset`: `None` if the offset lies in no slab, an error if no block handed
+    /// out starts there.
+    #[inline(always)]
+    fn find(&self, offset: u64) -> Option<Result<u32, NoBlock>> {
+        let number = *self.numbers.get((offset >> self.slab_shift) as usize)?;
+        if number == NIL {
+            return None;
+        }
+        let unit = (offset - self.table.slab(number).base) >> GRANULE_SHIFT;
+        let handle = self.table.handle(number, unit as u32);
+        let used = self.table.granule(handle).state() == State::Used;
+        Some(if used && offset.is_multiple_of(GRANULE_BYTES) { Ok(handle) } else { Err(NoBlock) })
+    }
+
+    /// Frees the block at `offset`: `None` if the offset lies in no slab.
+    #[inline(always)]
+    pub(crate) fn free(&mut self, offset: u64) -> Option<Result<Freed, NoBlock>> {
+        let handle = match self.find(offset)? {
+            Ok(handle) => handle,
+            Err(no_block) => return Some(Err(no_block)),
+        };
+        let units = self.table.granule(handle).units();
+        let bytes = u64::from(units) << GRANULE_SHIFT;
+        self.used_bytes -= bytes;
+        self.blocks -= 1;
+        let empty_slab = if self.magazines.push(&mut self.table, handle, units) {
+            None
+        } else {
+            self.give_back(handle)
+        };
+        Some(Ok(Freed { bytes, empty_slab }))
+    }
+
+    /// Makes a block free, merged with its neighbours. Returns the slab if it is empty now: it is
+    /// forgotten here, and the caller frees it in the large placement.
+    fn give_back(&mut self, handle: u32) -> Option<u64> {
+        let table = &mut self.table;
+        let mut first = handle;
+        let mut units = table.granule(handle).units();
+        if let Some(behind) = table.free_behind(handle, units) {
+            self.bins.remove(table, behind);
+            let granule = table.granule_mut(behind);
+            units += granule.units();
+            granule.set_state(State::None);
+        }
+        if let Some(before) = table.free_before(handle) {
+            self.bins.remove(table, before);
+            units += table.granule(before).units();
+            table.granule_mut(handle).set_state(State::None);
+            first = before;
+        }
+        let number = table.slab_of(handle);
+        let slab = table.slab_mut(number);
+        slab.live -= 1;
+        if slab.live > 0 {
+            table.set_block(first, units, State::Free);
+            self.bins.insert(table, first);
+            return None;
+        }
+        let base = slab.base;
+        table.granule_mut(first).set_state(State::None);
+        table.remove(number);
+        self.numbers[(base >> self.slab_shift) as usize] = NIL;
+        Some(base)
+    }
+
+    /// Adds a slab at `base`, a multiple of the slab size.
+    pub(crate) fn add(&mut self, base: u64) {
+        let place = (base >> self.slab_shift) as usize;
+        if self.numbers.len() <= place {
+            self.numbers.resize(place + 1, NIL);
+        }
+        let number = self.table.add(base);
+        self.numbers[place] = number;
+        let handle = self.table.handle(number, 0);
+        self.table.set_block(handle, self.table.slab_units(), State::Free);
+        self.bins.insert(&mut self.table, handle);
+    }
+
+    /// Empties the magazines. Calls `give_back` with each slab that is empty then; true if any
+    /// magazine held a block.
+    pub(crate) fn drain(&mut self, give_back: &mut dyn FnMut(u64)) -> bool {
+        let mut moved = false;
+        for units in 1..=self.magazines.units_max() {
+            while let Some(handle) = self.magazines.pop(&mut self.table, units) {
+                moved = true;
+                if let Some(base) = self.give_back(handle) {
+                    give_back(base);
+                }
+            }
+        }
+        moved
+    }
+
+    /// Length of the block at `offset`: `None` if the offset lies in no slab.
+    #[inline]
+    pub(crate) fn block_bytes(&self, offset: u64) -> Option<Result<u64, NoBlock>> {
+        let found = self.find(offset)?;
+        Some(found.map(|handle| u64::from(self.table.granule(handle).units()) << GRANULE_SHIFT))
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
+    pub(crate) fn magazine_bytes(&self) -> u64 {
+        self.magazines.bytes()
+    }
+
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.table.count()
+    }
+
+    pub(crate) fn metadata_bytes(&self) -> u64 {
+        self.table.metadata_bytes()
+            + self.bins.metadata_bytes()
+            + self.magazines.metadata_bytes()
+            + (self.numbers.capacity() * 4) as u64
+    }
+
+    /// Offsets of the slabs, in no order.
+    pub(crate) fn bases(&self) -> impl Iterator<Item = u64> {
+        self.table.slabs().filter(|(_, slab)| !slab.is_vacant()).map(|(_, slab)| slab.base)
+    }
+
+    /// Checks table, bins, magazines and sums against each other.
+    pub(crate) fn verify(&self) -> Result<(), String> {
+        let (mut free, mut used, mut cached, mut used_units) = (0u64, 0u64, 0u64, 0u64);
+        for (number, slab) in self.table.slabs().filter(|(_, slab)| !slab.is_vacant()) {
+            let place = (slab.base >> self.slab_shift) as usize;
+            if (place as u64) << self.slab_shift != slab.base
+                || self.numbers.get(place) != Some(&number)
+            {
+                return Err(format!("slab {number} at {:#x} is not found there", slab.base));
+            }
+            let mut live = 0;
+            self.table.walk(number, &mut |_, units, state| {
+                live += u32::from(state != State::Free);
+                match state {
+                    State::Free => free += 1,
+                    State::Cached => cached += 1,
+                    State::Used => {
+                        used += 1;
+                        used_units += u64::from(units);
+                    }
+                    State::None => return Err("a block without a state".into()),
+                }
+                Ok(())
+            })?;
+            if live != slab.live || live == 0 {
+                return Err(format!("slab {number} has {live} blocks, counted {}", slab.live));
+            }
+        }
+        let listed = (self.bins.verify(&self.table)?, self.magazines.verify(&self.table)?);
+        if listed != (free, cached) {
+            return Err(format!("lists hold {listed:?} free and cached, slabs {free}, {cached}"));
+        }
+        let counted = (self.blocks, self.used_bytes, self.count());
+        let slabs = self.numbers.iter().filter(|&&number| number != NIL).count() as u64;
+        if counted != (used, used_units * GRANULE_BYTES, slabs) {
+            return Err(format!("counted {counted:?}, walked {used}, {used_units}, {slabs}"));
+        }
+        Ok(())
+    }
+}
