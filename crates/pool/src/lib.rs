@@ -1,1 +1,55 @@
-//! Pool.
+//! A pool of GPU memory on the CUDA virtual memory management calls.
+//!
+//! It takes physical memory from the driver in chunks and hands out **stable virtual addresses**.
+//! A warm allocation or free makes no driver call.
+//!
+//! ```
+//! use vmm_pool::Pool;
+//! use vmm_sys::{DeviceId, object::Stream, sim::Sim};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let driver: std::sync::Arc<dyn vmm_sys::Driver> = Sim::builder().build();
+//! let pool = Pool::builder(driver.clone()).build()?;
+//! let lane = pool.lane(&Stream::create(&driver, DeviceId(0))?)?;
+//!
+//! let buffer = lane.alloc(1 << 20)?; // a miss: chunks are created and mapped
+//! buffer.write(0, b"bytes")?;
+//! drop(buffer); // free again in the stream's order
+//!
+//! let calls = driver.ledger().snapshot();
+//! let again = lane.alloc(1 << 20)?; // warm: no driver call
+//! assert_eq!(driver.ledger().snapshot().since(&calls).total(), 0);
+//! # drop(again);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The way down, each room knowing only those below: [`Pool`] finds a device and a [`Lane`]; the
+//! lane's heap places a block (package `vmm-heap`, plain numbers); on a miss, growth decides which
+//! chunks go where, the region maps them, the stock gives them or the driver makes them
+//! (package `vmm-sys`). docs/ARCHITECTURE.md walks one allocation down and up.
+
+#![forbid(unsafe_code)]
+
+mod background;
+mod buffer;
+mod config;
+mod device;
+mod error;
+mod growth;
+mod lane;
+mod pool;
+mod region;
+mod request;
+mod stats;
+mod stock;
+mod turn;
+mod verify;
+
+pub use buffer::Buffer;
+pub use config::{ChunkSize, Placement};
+pub use error::{Error, OutOfMemory};
+pub use lane::Lane;
+pub use pool::{Pool, PoolBuilder};
+pub use request::Request;
+pub use stats::{DeviceStats, PoolStats};

@@ -1,0 +1,119 @@
+//! The thread that keeps the stock's marks and retires old mappings, so that requests need not.
+//!
+//! It makes one driver call at a time and lets requesters go first. If it cannot be started, or
+//! dies, requests do the work themselves.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::device::Device;
+use crate::lane::{Wait, sweep};
+use crate::turn::Turn;
+
+/// How often the marks and the limbo are looked at.
+const PERIOD: Duration = Duration::from_millis(2);
+/// How long a drop waits for a thread that is inside a driver call.
+const END_WAIT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Default)]
+struct Flags {
+    stop: bool,
+    ended: bool,
+}
+
+#[derive(Debug, Default)]
+struct Signal {
+    flags: Mutex<Flags>,
+    changed: Condvar,
+}
+
+/// A running thread. Dropping it ends the thread at once.
+#[derive(Debug)]
+pub(crate) struct Background {
+    signal: Arc<Signal>,
+    _thread: JoinHandle<()>,
+}
+
+impl Background {
+    /// Starts the thread, or says why not in the log: the pool works without.
+    pub(crate) fn start(devices: Vec<Arc<Device>>) -> Option<Background> {
+        let signal = Arc::new(Signal::default());
+        let shared = signal.clone();
+        let thread = std::thread::Builder::new()
+            .name("vmm-pool".into())
+            .spawn(move || run(&devices, &shared));
+        match thread {
+            Ok(thread) => Some(Background { signal, _thread: thread }),
+            Err(error) => {
+                tracing::warn!(%error, "no background thread; requests do its work");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if vmm_sys::process::is_forked_child() {
+            return;
+        }
+        let mut flags = self.signal.flags.lock();
+        flags.stop = true;
+        self.signal.changed.notify_all();
+        let deadline = Instant::now() + END_WAIT;
+        while !flags.ended {
+            if self.signal.changed.wait_until(&mut flags, deadline).timed_out() {
+                break; // stuck in the driver: it ends by itself when the call returns
+            }
+        }
+    }
+}
+
+/// Says that the thread has ended, also if it panicked.
+struct Ended<'a>(&'a Signal);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.flags.lock().ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+fn run(devices: &[Arc<Device>], signal: &Signal) {
+    let _ended = Ended(signal);
+    let stopped = || signal.flags.lock().stop;
+    loop {
+        {
+            let mut flags = signal.flags.lock();
+            if flags.stop {
+                return;
+            }
+            signal.changed.wait_for(&mut flags, PERIOD);
+            if flags.stop {
+                return;
+            }
+        }
+        for device in devices {
+            if device.driver.is_gone() {
+                return;
+            }
+            let cells: Vec<_> = device.lanes.lock().values().copied().collect();
+            for cell in cells {
+                sweep(cell, Wait::No, Turn::Background);
+                if stopped() {
+                    return;
+                }
+            }
+            let low = device.plan.stock_low_bytes;
+            while !stopped() && device.stock.lock().bytes() < low {
+                let chunk_bytes = device.plan.stock_chunk_bytes();
+                if device.stock_one(chunk_bytes, Turn::Background).is_err() {
+                    break; // no memory to be had now; the next period asks again
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! [`Buffer`]: what a caller holds.
+
+use std::fmt;
+
+use vmm_sys::object::Stream;
+use vmm_sys::{DeviceId, process};
+
+use crate::error::Error;
+use crate::lane::{self, LaneCell};
+
+/// Memory of one device at a stable address. Dropping it frees in stream order: work enqueued on
+/// the lane's stream before the drop may still use it, and so may work on streams named by
+/// [`Buffer::record_stream`].
+///
+/// Who owns the physical memory: the buffer's lane, which shares chunks between its buffers.
+/// Is the address stable: yes, until the drop. Who may access: the home device.
+pub struct Buffer {
+    /// None for zero bytes.
+    cell: Option<&'static LaneCell>,
+    address: u64,
+    offset: u64,
+    bytes: u64,
+    device: DeviceId,
+    /// Streams other than the lane's own that use the memory. Boxed: most buffers have none.
+    #[expect(clippy::box_collection, reason = "keeps the common buffer small")]
+    crossed: Option<Box<Vec<Stream>>>,
+}
+
+impl Buffer {
+    #[inline]
+    pub(crate) fn new(
+        cell: &'static LaneCell,
+        address: u64,
+        offset: u64,
+        bytes: u64,
+        device: DeviceId,
+    ) -> Buffer {
+        Buffer { cell: Some(cell), address, offset, bytes, device, crossed: None }
+    }
+
+    /// The one answer to a request of zero bytes.
+    pub(crate) fn empty(device: DeviceId) -> Buffer {
+        Buffer { cell: None, address: 0, offset: 0, bytes: 0, device, crossed: None }
+    }
+
+    /// The device address; 0 for an empty buffer.
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Length in bytes, as asked for.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether zero bytes were asked for.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The device whose memory this is: its home.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Says that work on `stream` uses the memory. When the buffer is dropped, the memory is not
+    /// reused before the work enqueued on `stream` until then is done.
+    ///
+    /// Recording the lane's own stream changes nothing; recording a stream twice counts once.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`] if the stream belongs to another driver.
+    pub fn record_stream(&mut self, stream: &Stream) -> Result<(), Error> {
+        let Some(cell) = self.cell else { return Ok(()) };
+        {
+            let guard = cell.lock();
+            // The lane cannot retire while this buffer is alive.
+            let Some(state) = guard.as_ref() else { return Ok(()) };
+            let (own, other) = (state.stream.driver(), stream.driver());
+            if !std::ptr::addr_eq(std::sync::Arc::as_ptr(own), std::sync::Arc::as_ptr(other)) {
+                return Err(Error::UnknownDevice { device: stream.device() });
+            }
+            if state.stream.id() == stream.id() && state.stream.device() == stream.device() {
+                return Ok(());
+            }
+        }
+        let crossed = self.crossed.get_or_insert_default();
+        if !crossed.iter().any(|s| s.id() == stream.id() && s.device() == stream.device()) {
+            crossed.push(stream.clone());
+        }
+        Ok(())
+    }
+
+    /// Copies `source` to `offset` in the buffer and waits. The caller orders it against work that
+    /// is still running.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] if the bytes do not lie in the buffer; else the driver's.
+    pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), Error> {
+        let mut rest = source;
+        for (range, at, bytes) in self.pieces(offset, source.len() as u64)? {
+            let (now, later) = rest.split_at(bytes as usize);
+            range.write(self.device, at, now)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Copies from `offset` in the buffer into `target` and waits.
+    ///
+    /// # Errors
+    /// As [`Buffer::write`].
+    pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), Error> {
+        let mut rest = target;
+        for (range, at, bytes) in self.pieces(offset, rest.len() as u64)? {
+            let (now, later) = rest.split_at_mut(bytes as usize);
+            range.read(self.device, at, now)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn pieces(
+        &self,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Vec<(vmm_sys::object::Range, u64, u64)>, Error> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            let buffer_bytes = self.bytes;
+            return Err(Error::OutOfBounds { offset, bytes, buffer_bytes });
+        }
+        let Some(cell) = self.cell else { return Ok(Vec::new()) };
+        let guard = cell.lock();
+        Ok(guard.as_ref().map_or(Vec::new(), |s| s.region.pieces(self.offset + offset, bytes)))
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes at {:#x} of {})", self.bytes, self.address, self.device)
+    }
+}
+
+impl Drop for Buffer {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(cell) = self.cell else { return };
+        if process::is_forked_child() {
+            return;
+        }
+        if let Some(crossed) = self.crossed.take() {
+            lane::free_crossed(cell, self.offset, self.bytes, *crossed);
+            return;
+        }
+        let retire = {
+            let mut guard = cell.lock();
+            guard.as_mut().is_some_and(|state| state.take_back(self.offset, self.bytes))
+        };
+        if retire {
+            lane::retire(cell);
+        }
+    }
+}

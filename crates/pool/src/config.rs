@@ -1,0 +1,168 @@
+//! Settings: given to the builder as they come, validated once into plain numbers ([`Plan`]).
+
+use std::sync::Arc;
+
+use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver, GranularityKind};
+
+use crate::error::Error;
+
+/// Smallest and largest growth chunk that [`ChunkSize::Auto`] chooses.
+const AUTO_CHUNK_MIN_BYTES: u64 = 2 << 20;
+const AUTO_CHUNK_MAX_BYTES: u64 = 32 << 20;
+
+/// How large the physical chunks are that a lane grows by. The one knob that matters: 2 MiB is
+/// tightest, 32 MiB is the fastest start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkSize {
+    /// A power of two near the lane's peak live bytes / 256, within 2..32 MiB.
+    Auto,
+    /// Always this many bytes: a power of two, and a multiple of the granularity.
+    Fixed(u64),
+}
+
+pub use vmm_heap::Placement;
+
+/// The settings of a pool, as given. [`crate::PoolBuilder`] fills it.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) devices: Vec<DeviceId>,
+    pub(crate) chunk: ChunkSize,
+    pub(crate) placement: Placement,
+    pub(crate) soft_limit: Option<f64>,
+    pub(crate) limit_bytes: Option<u64>,
+    pub(crate) stock_low_bytes: u64,
+    pub(crate) stock_high_bytes: u64,
+    pub(crate) background: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            devices: Vec::new(),
+            chunk: ChunkSize::Auto,
+            placement: Placement::Buddy,
+            soft_limit: Some(0.01),
+            limit_bytes: None,
+            stock_low_bytes: 0,
+            stock_high_bytes: u64::MAX,
+            background: true,
+        }
+    }
+}
+
+/// The validated settings of one device's pool: plain numbers that later code cannot misuse.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) device: DeviceId,
+    pub(crate) props: ChunkProps,
+    /// What every mapping of this device's memory is granted.
+    pub(crate) grants: Vec<AccessGrant>,
+    /// The driver's granularity for `props`: the length of a slot.
+    pub(crate) granularity_bytes: u64,
+    pub(crate) chunk: ChunkSize,
+    pub(crate) chunk_min_bytes: u64,
+    pub(crate) chunk_max_bytes: u64,
+    pub(crate) placement: Placement,
+    pub(crate) soft_limit: Option<f64>,
+    pub(crate) limit_bytes: u64,
+    pub(crate) stock_low_bytes: u64,
+    pub(crate) stock_high_bytes: u64,
+    /// What a lane reserves first; it is extended by need.
+    pub(crate) reserve_bytes: u64,
+    /// Largest alignment a request may ask for: every range starts at a multiple of it.
+    pub(crate) align_max_bytes: u64,
+    /// Largest request that is not refused outright.
+    pub(crate) request_max_bytes: u64,
+}
+
+impl Plan {
+    /// The length of chunks made ahead of need: the longest that growth asks for, since long
+    /// chunks cost least a byte and the stock serves shorter needs by creation.
+    pub(crate) fn stock_chunk_bytes(&self) -> u64 {
+        self.chunk_max_bytes
+    }
+}
+
+impl Settings {
+    fn refuse(setting: &'static str, value: impl ToString, expected: String) -> Error {
+        Error::BadSetting { setting, value: value.to_string(), expected }
+    }
+
+    /// Checks the settings against what `device` says of itself.
+    pub(crate) fn validate(
+        &self,
+        driver: &Arc<dyn Driver>,
+        device: DeviceId,
+    ) -> Result<Plan, Error> {
+        let count = driver.device_count()?;
+        if device.0 >= count {
+            return Err(Self::refuse("device", device.0, format!("an ordinal below {count}")));
+        }
+        let props = ChunkProps::on_device(device);
+        let granularity_bytes = driver.granularity(&props, GranularityKind::Minimum)?;
+        if !granularity_bytes.is_power_of_two() || granularity_bytes < vmm_heap::GRANULE_BYTES {
+            let expected = format!("a power of two of at least {} bytes", vmm_heap::GRANULE_BYTES);
+            return Err(Self::refuse("granularity of the driver", granularity_bytes, expected));
+        }
+        if let Some(fraction) = self.soft_limit
+            && !(fraction.is_finite() && (0.0..=1000.0).contains(&fraction))
+        {
+            return Err(Self::refuse("soft limit", fraction, "a fraction in 0..=1000".into()));
+        }
+        if self.stock_low_bytes > self.stock_high_bytes {
+            let expected = format!("at most the high mark, {} bytes", self.stock_high_bytes);
+            return Err(Self::refuse("low mark of the stock", self.stock_low_bytes, expected));
+        }
+        let (chunk_min_bytes, chunk_max_bytes) = self.chunk_bounds(granularity_bytes)?;
+        // Advice only: a device that cannot say its size can still be used (its limit is what the
+        // driver refuses).
+        let total_bytes = driver.device_total_bytes(device).unwrap_or(0).max(64 * chunk_max_bytes);
+        let limit_bytes = match self.limit_bytes {
+            Some(limit) if limit < granularity_bytes => {
+                let expected = format!("at least the granularity, {granularity_bytes} bytes");
+                return Err(Self::refuse("limit", limit, expected));
+            }
+            Some(limit) => limit - limit % granularity_bytes,
+            None => u64::MAX,
+        };
+        let align_max_bytes = chunk_max_bytes.max(AUTO_CHUNK_MAX_BYTES);
+        Ok(Plan {
+            device,
+            props,
+            grants: vec![AccessGrant::read_write(device)],
+            granularity_bytes,
+            chunk: self.chunk,
+            chunk_min_bytes,
+            chunk_max_bytes,
+            placement: self.placement,
+            soft_limit: self.soft_limit,
+            limit_bytes,
+            stock_low_bytes: self.stock_low_bytes,
+            stock_high_bytes: self.stock_high_bytes,
+            // A quarter of the device, so that hundreds of lanes fit in the 128 TiB of addresses.
+            reserve_bytes: (total_bytes / 4).next_power_of_two().max(align_max_bytes),
+            align_max_bytes,
+            // Far above any device, far below where sums of sizes could wrap.
+            request_max_bytes: 1 << 46,
+        })
+    }
+
+    fn chunk_bounds(&self, granularity_bytes: u64) -> Result<(u64, u64), Error> {
+        match self.chunk {
+            ChunkSize::Auto => {
+                let min = AUTO_CHUNK_MIN_BYTES.max(granularity_bytes);
+                Ok((min, AUTO_CHUNK_MAX_BYTES.max(min)))
+            }
+            ChunkSize::Fixed(bytes)
+                if bytes.is_power_of_two() && bytes >= granularity_bytes && bytes <= 1 << 34 =>
+            {
+                Ok((bytes, bytes))
+            }
+            ChunkSize::Fixed(bytes) => Err(Self::refuse(
+                "chunk",
+                bytes,
+                format!("a power of two from {granularity_bytes} bytes (the granularity) to 16 GiB"),
+            )),
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! [`Device`]: what one GPU's lanes share: the stock of chunks, the budget, events, the lanes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use vmm_sys::object::{Chunk, Event, Mapping, Range, RelaxedCapture, Stream};
+use vmm_sys::{Driver, DriverError, StreamId};
+
+use crate::config::Plan;
+use crate::error::Error;
+use crate::lane::{LaneCell, LaneState};
+use crate::stats::DeviceStats;
+use crate::stock::Stock;
+use crate::turn::Turn;
+
+/// Events kept for reuse: making one costs more than recording it.
+const SPARE_EVENTS_MAX: usize = 64;
+
+/// One device's side of a pool.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) plan: Plan,
+    pub(crate) stock: Mutex<Stock>,
+    pub(crate) lanes: Mutex<HashMap<StreamId, &'static LaneCell>>,
+    /// Physical bytes owned, booked before they are made.
+    booked_bytes: AtomicU64,
+    peak_booked_bytes: AtomicU64,
+    spare_events: Mutex<Vec<Event>>,
+    /// Mappings of no lane that the driver refused to unmap.
+    stuck: Mutex<Vec<Mapping>>,
+}
+
+/// Why a chunk could not be had.
+#[derive(Debug)]
+pub(crate) enum Shortage {
+    /// The pool's own limit.
+    Limit,
+    /// The driver's refusal.
+    Driver(DriverError),
+}
+
+impl Device {
+    pub(crate) fn new(driver: Arc<dyn Driver>, plan: Plan) -> Device {
+        Device {
+            driver,
+            plan,
+            stock: Mutex::new(Stock::default()),
+            lanes: Mutex::new(HashMap::new()),
+            booked_bytes: AtomicU64::new(0),
+            peak_booked_bytes: AtomicU64::new(0),
+            spare_events: Mutex::new(Vec::new()),
+            stuck: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.booked_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn peak_held_bytes(&self) -> u64 {
+        self.peak_booked_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The figures now, all lanes locked together.
+    pub(crate) fn stats(&self) -> DeviceStats {
+        // Held on, so that two threads never lock the same lanes in two orders.
+        let lanes = self.lanes.lock();
+        let guards: Vec<_> = lanes.values().map(|cell| cell.lock()).collect();
+        let states: Vec<&LaneState> = guards.iter().filter_map(|guard| guard.as_ref()).collect();
+        self.stats_of(&states)
+    }
+
+    /// The figures, given every lane's state under its lock.
+    pub(crate) fn stats_of(&self, states: &[&LaneState]) -> DeviceStats {
+        let mut stats = DeviceStats {
+            peak_held_bytes: self.peak_held_bytes(),
+            limit_bytes: self.plan.limit_bytes,
+            lanes: states.len() as u64,
+            ..DeviceStats::default()
+        };
+        let mut mapped_bytes = 0;
+        for state in states {
+            let live = &state.live;
+            mapped_bytes += state.region.mapped_bytes();
+            stats.live_bytes += live.asked_bytes;
+            stats.rounding_bytes += live.block_bytes - live.asked_bytes;
+            stats.limbo_bytes += state.limbo.block_bytes;
+            stats.peak_live_bytes += live.peak_asked_bytes;
+            stats.reserved_bytes += state.region.reserved_bytes();
+            stats.buffers += live.buffers;
+            stats.limbo_buffers += state.limbo.parked.len() as u64;
+            stats.retired_mappings += state.limbo.retired.len() as u64;
+        }
+        let used = stats.live_bytes + stats.rounding_bytes + stats.limbo_bytes;
+        stats.idle_bytes = mapped_bytes - used;
+        // Read after the lanes were locked: memory that one of them maps was booked before.
+        stats.held_bytes = self.held_bytes().max(mapped_bytes);
+        stats.stock_bytes = stats.held_bytes - mapped_bytes;
+        stats
+    }
+
+    /// Starts new peaks from the present figures.
+    pub(crate) fn reset_peaks(&self) {
+        let cells: Vec<_> = self.lanes.lock().values().copied().collect();
+        for cell in cells {
+            if let Some(state) = cell.lock().as_mut() {
+                state.live.peak_asked_bytes = state.live.asked_bytes;
+            }
+        }
+        self.peak_booked_bytes.store(self.held_bytes(), Ordering::Relaxed);
+    }
+
+    /// Bytes of mappings that the driver refused to unmap.
+    pub(crate) fn stuck_bytes(&self) -> u64 {
+        self.stuck.lock().iter().map(Mapping::bytes).sum()
+    }
+
+    /// Bytes that may still be made under the hard limit.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        self.plan.limit_bytes.saturating_sub(self.held_bytes())
+    }
+
+    /// Creates a chunk, booked first so that no two threads can overrun the limit together, and
+    /// the booking undone if the driver refuses.
+    pub(crate) fn create_chunk(&self, bytes: u64, turn: Turn) -> Result<Chunk, Shortage> {
+        let limit = self.plan.limit_bytes;
+        let book = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
+        let relaxed = Ordering::Relaxed;
+        if self.booked_bytes.fetch_update(relaxed, relaxed, book).is_err() {
+            return Err(Shortage::Limit);
+        }
+        match turn.with(|| Chunk::create(&self.driver, bytes, &self.plan.props)) {
+            Ok(chunk) => {
+                self.peak_booked_bytes.fetch_max(self.held_bytes(), relaxed);
+                Ok(chunk)
+            }
+            Err(error) => {
+                self.booked_bytes.fetch_sub(bytes, relaxed);
+                Err(Shortage::Driver(error))
+            }
+        }
+    }
+
+    /// Gives a chunk's memory back to the driver.
+    fn release_chunk(&self, chunk: Chunk, turn: Turn) {
+        let bytes = chunk.bytes();
+        turn.with(|| drop(chunk));
+        self.booked_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Settles a chunk that one of its mappings gave back: while another mapping holds it,
+    /// nothing happens; the last one puts it on the shelf, or releases it if the shelf is full.
+    pub(crate) fn settle(&self, chunk: Arc<Chunk>, turn: Turn) {
+        // `into_inner` gives the chunk to exactly one of two threads that settle at once.
+        let Some(chunk) = Arc::into_inner(chunk) else { return };
+        let overflow = {
+            let mut stock = self.stock.lock();
+            if stock.bytes() + chunk.bytes() <= self.plan.stock_high_bytes {
+                stock.put(chunk, true);
+                None
+            } else {
+                Some(chunk)
+            }
+        };
+        if let Some(chunk) = overflow {
+            self.release_chunk(chunk, turn);
+        }
+    }
+
+    /// Releases chunks of the shelf until it holds at most `keep_bytes`. Returns the bytes given
+    /// back.
+    pub(crate) fn release_stock(&self, keep_bytes: u64, turn: Turn) -> u64 {
+        self.retry_stuck(turn);
+        let mut given = 0;
+        loop {
+            let chunk = {
+                let mut stock = self.stock.lock();
+                if stock.bytes() <= keep_bytes { None } else { stock.take_any() }
+            };
+            let Some(chunk) = chunk else { return given };
+            given += chunk.bytes();
+            self.release_chunk(chunk, turn);
+        }
+    }
+
+    /// Makes one chunk of `bytes` for the shelf and maps it once, so that mapping it again is the
+    /// cheap kind. A chunk is as good without: a failure of the warming is not an error.
+    pub(crate) fn stock_one(&self, bytes: u64, turn: Turn) -> Result<(), Shortage> {
+        let chunk = Arc::new(self.create_chunk(bytes, turn)?);
+        let warm = self.warm(&chunk, turn);
+        if let Some(chunk) = Arc::into_inner(chunk) {
+            self.stock.lock().put(chunk, warm);
+        }
+        Ok(())
+    }
+
+    fn warm(&self, chunk: &Arc<Chunk>, turn: Turn) -> bool {
+        let mapped = turn
+            .with(|| Range::reserve(&self.driver, chunk.bytes(), 0, 0))
+            .and_then(|range| turn.with(|| Mapping::map(&range, 0, chunk.clone())));
+        let Ok(mapping) = mapped else { return false };
+        let granted = turn.with(|| mapping.set_access(&self.plan.grants)).is_ok();
+        match turn.with(|| mapping.unmap()) {
+            Ok(chunk) => {
+                drop(chunk);
+                granted
+            }
+            Err((mapping, error)) => {
+                tracing::warn!(%error, "a chunk could not be unmapped; tried again later");
+                self.keep_stuck(mapping);
+                false
+            }
+        }
+    }
+
+    /// Keeps a mapping that the driver refused to unmap, for a later try.
+    pub(crate) fn keep_stuck(&self, mapping: Mapping) {
+        self.stuck.lock().push(mapping);
+    }
+
+    /// Tries again to unmap what could not be unmapped.
+    fn retry_stuck(&self, turn: Turn) {
+        let stuck = std::mem::take(&mut *self.stuck.lock());
+        for mapping in stuck {
+            match turn.with(|| mapping.unmap()) {
+                Ok(chunk) => self.settle(chunk, turn),
+                Err((mapping, _)) => self.keep_stuck(mapping),
+            }
+        }
+    }
+
+    /// An event recorded on `stream` now, or `None` while the stream is being captured: an event
+    /// recorded there would become part of the graph and die with it.
+    pub(crate) fn gate(&self, stream: &Stream) -> Result<Option<Event>, Error> {
+        let _relaxed = RelaxedCapture::enter(&self.driver)?;
+        if stream.capture_info()?.status != vmm_sys::CaptureStatus::None {
+            return Ok(None);
+        }
+        let spare = self.spare_events.lock().pop();
+        let event = match spare {
+            Some(event) => event,
+            None => Event::create(&self.driver, self.plan.device)?,
+        };
+        event.record(stream)?;
+        Ok(Some(event))
+    }
+
+    /// Takes an event back whose gate has passed.
+    pub(crate) fn spare(&self, event: Event) {
+        if event.device() != self.plan.device {
+            return;
+        }
+        let mut spare = self.spare_events.lock();
+        if spare.len() < SPARE_EVENTS_MAX {
+            spare.push(event);
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if !self.driver.is_gone() {
+            self.release_stock(0, Turn::Requester);
+        }
+    }
+}

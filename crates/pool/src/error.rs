@@ -1,0 +1,154 @@
+//! What can go wrong, with the numbers that explain it.
+
+use std::fmt;
+
+use vmm_sys::{DeviceId, DriverError};
+
+/// An operation of the pool that did not succeed. The pool is as it was before.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The request is larger than any address range.
+    #[error("a request of {bytes} bytes is too large: at most {max_bytes} bytes can be asked for")]
+    TooLarge {
+        /// Asked for.
+        bytes: u64,
+        /// The most that is not refused outright.
+        max_bytes: u64,
+    },
+    /// The alignment is no power of two, or larger than a range's own.
+    #[error(
+        "an alignment of {align_bytes} bytes is not possible: it must be a power of two of at \
+         most {max_bytes} bytes"
+    )]
+    BadAlignment {
+        /// Asked for.
+        align_bytes: u64,
+        /// The largest.
+        max_bytes: u64,
+    },
+    /// Physical memory is short.
+    #[error("{0}")]
+    OutOfMemory(Box<OutOfMemory>),
+    /// Address space is short, which is not memory.
+    #[error("no address range of {bytes} bytes is left: {cause}")]
+    OutOfAddresses {
+        /// What had to be reserved at least.
+        bytes: u64,
+        /// The driver's answer.
+        cause: DriverError,
+    },
+    /// A read or write reaches beyond a buffer.
+    #[error("{bytes} bytes at offset {offset} do not lie in a buffer of {buffer_bytes} bytes")]
+    OutOfBounds {
+        /// Where it starts.
+        offset: u64,
+        /// Its length.
+        bytes: u64,
+        /// The buffer's length.
+        buffer_bytes: u64,
+    },
+    /// A setting was refused when the pool was built.
+    #[error("{setting} = {value}: expected {expected}")]
+    BadSetting {
+        /// Its name.
+        setting: &'static str,
+        /// What was given.
+        value: String,
+        /// What would be accepted.
+        expected: String,
+    },
+    /// The pool does not manage that device, or the stream belongs to another driver.
+    #[error("{device} is not managed by this pool")]
+    UnknownDevice {
+        /// The device asked for.
+        device: DeviceId,
+    },
+    /// The lane was closed: its stream is gone.
+    #[error("the lane is closed: its stream was declared gone")]
+    LaneClosed,
+    /// This is a forked child, or the process is exiting: the driver is gone.
+    #[error("the driver is gone in this process: it was forked after the driver was opened, or is \
+             exiting")]
+    DriverGone,
+    /// Any other answer of the driver.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+impl Error {
+    /// Physical memory is short, of the pool or of the driver.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Error::OutOfMemory(_) => true,
+            Error::Driver(error) => error.is_out_of_memory(),
+            _ => false,
+        }
+    }
+}
+
+/// The facts of an out-of-memory error. All figures are bytes of one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutOfMemory {
+    /// The device.
+    pub device: DeviceId,
+    /// What was asked for.
+    pub asked_bytes: u64,
+    /// The statistics when it failed.
+    pub stats: crate::DeviceStats,
+    /// The largest request that would succeed in the asking lane without new memory.
+    pub largest_bytes: u64,
+    /// The device's free memory, if the driver could say.
+    pub device_free_bytes: Option<u64>,
+    /// The device's memory, if the driver could say.
+    pub device_total_bytes: Option<u64>,
+    /// The driver's refusal, unless the pool's own limit came first.
+    pub cause: Option<DriverError>,
+}
+
+impl OutOfMemory {
+    /// Free bytes would suffice, but in no one place, or in no place that this lane may use.
+    pub fn is_scattered(&self) -> bool {
+        self.stats.idle_bytes + self.stats.limbo_bytes + self.stats.stock_bytes >= self.asked_bytes
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = &self.stats;
+        write!(f, "out of memory on {}: asked {} bytes; ", self.device, self.asked_bytes)?;
+        write!(
+            f,
+            "held {} = live {} + rounding {} + idle {} + limbo {} + private {} + stock {}; ",
+            s.held_bytes,
+            s.live_bytes,
+            s.rounding_bytes,
+            s.idle_bytes,
+            s.limbo_bytes,
+            s.private_bytes,
+            s.stock_bytes
+        )?;
+        match s.limit_bytes {
+            u64::MAX => write!(f, "no limit set; ")?,
+            limit => write!(f, "limit {limit}; ")?,
+        }
+        write!(f, "largest piece that would succeed {}; ", self.largest_bytes)?;
+        let say = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), |b| b.to_string());
+        write!(
+            f,
+            "device free {} of {}; ",
+            say(self.device_free_bytes),
+            say(self.device_total_bytes)
+        )?;
+        f.write_str(if self.is_scattered() {
+            "too scattered: enough bytes are free, but not in one place"
+        } else {
+            "too full: fewer bytes are free than were asked for"
+        })?;
+        match &self.cause {
+            Some(cause) => write!(f, " ({cause})"),
+            None => Ok(()),
+        }
+    }
+}

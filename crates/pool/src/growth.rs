@@ -1,0 +1,222 @@
+//! Decisions of growth, pure: numbers in, numbers out.
+//!
+//! A *slot* is one granularity of addresses. A *run* is a stretch of slots without memory that a
+//! window needs; [`cover`] says which chunks go where.
+
+use crate::config::{ChunkSize, Plan};
+
+/// The chunk length a lane grows by, in bytes: a power of two near its peak live bytes / 256.
+pub(crate) fn chunk_bytes(plan: &Plan, peak_live_bytes: u64) -> u64 {
+    match plan.chunk {
+        ChunkSize::Fixed(bytes) => bytes,
+        ChunkSize::Auto => {
+            let near = (peak_live_bytes / 256).max(1);
+            let floor = 1u64 << near.ilog2();
+            floor.clamp(plan.chunk_min_bytes, plan.chunk_max_bytes)
+        }
+    }
+}
+
+/// How many bytes a lane may take from stock or create before it should reuse its own free
+/// chunks: up to (1 + soft limit) x its peak live bytes.
+pub(crate) fn soft_allowance_bytes(
+    soft_limit: Option<f64>,
+    peak_live_bytes: u64,
+    held_bytes: u64,
+) -> u64 {
+    match soft_limit {
+        None => u64::MAX,
+        Some(fraction) => {
+            let limit = peak_live_bytes as f64 * (1.0 + fraction);
+            (limit as u64).saturating_sub(held_bytes)
+        }
+    }
+}
+
+/// A stretch of slots that needs memory. At the tail a chunk may reach beyond the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) first_slot: u32,
+    pub(crate) slots: u32,
+    /// Slots beyond the end, up to the next barrier, that a chunk may also cover.
+    pub(crate) spare_slots: u32,
+}
+
+/// Where chunks can come from, in slots.
+#[derive(Debug)]
+pub(crate) struct Supply {
+    /// Chunks on the shelf: (slots, how many), ascending.
+    pub(crate) stock: Vec<(u32, u32)>,
+    /// Lengths of the lane's own wholly free chunks, coldest first; taken ones become 0.
+    pub(crate) free_chunks: Vec<u32>,
+    /// Slots that may be created at all (hard limit).
+    pub(crate) create_slots: u64,
+    /// Slots that may be taken from stock or created before own free chunks are preferred.
+    pub(crate) soft_slots: u64,
+    /// The growth chunk.
+    pub(crate) chunk_slots: u32,
+}
+
+/// Where one chunk comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// From the shelf.
+    Stock,
+    /// New.
+    Create,
+    /// The lane's own free chunk of this index, aliased.
+    Free(usize),
+}
+
+/// One chunk and its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) first_slot: u32,
+    pub(crate) slots: u32,
+    pub(crate) source: Source,
+}
+
+impl Supply {
+    /// The longest chunk on the shelf of at most `want` slots, else the shortest that fits in
+    /// `room`: it is held already, so using it costs nothing.
+    fn take_stock(&mut self, want: u32, room: u32) -> Option<u32> {
+        let held = |entry: &&mut (u32, u32)| entry.1 > 0;
+        let fits = self.stock.iter_mut().rev().filter(held).find(|e| e.0 <= want);
+        let entry = match fits {
+            Some(entry) => entry,
+            None => self.stock.iter_mut().filter(held).find(|e| e.0 > want && e.0 <= room)?,
+        };
+        entry.1 -= 1;
+        Some(entry.0)
+    }
+
+    /// The coldest own free chunk of at most `slots`, the longest class first.
+    fn take_free(&mut self, slots: u32) -> Option<(usize, u32)> {
+        let best = self.free_chunks.iter().copied().filter(|s| *s <= slots).max()?;
+        if best == 0 {
+            return None;
+        }
+        let index = self.free_chunks.iter().position(|s| *s == best)?;
+        self.free_chunks[index] = 0;
+        Some((index, best))
+    }
+
+    fn take_create(&mut self, slots: u32) -> Option<u32> {
+        let most = u64::from(slots).min(self.create_slots);
+        if most == 0 {
+            return None;
+        }
+        let slots = 1u64 << most.ilog2();
+        self.create_slots -= slots;
+        Some(slots as u32)
+    }
+
+    /// One chunk of at most `want` slots, or a longer one that is held and fits in `room`.
+    fn take(&mut self, want: u32, room: u32) -> Option<(u32, Source)> {
+        let fresh = |supply: &mut Supply| {
+            let taken = match supply.take_stock(want, room) {
+                Some(slots) => Some((slots, Source::Stock)),
+                None => supply.take_create(want).map(|slots| (slots, Source::Create)),
+            };
+            if let Some((slots, _)) = taken {
+                supply.soft_slots = supply.soft_slots.saturating_sub(u64::from(slots));
+            }
+            taken
+        };
+        let own = |supply: &mut Supply| {
+            supply.take_free(want).map(|(index, slots)| (slots, Source::Free(index)))
+        };
+        if self.soft_slots >= u64::from(want) {
+            fresh(self).or_else(|| own(self))
+        } else {
+            own(self).or_else(|| fresh(self))
+        }
+    }
+}
+
+/// Chooses chunks for every run, or `None` if the supply does not suffice.
+pub(crate) fn cover(runs: &[Run], mut supply: Supply) -> Option<Vec<Piece>> {
+    let mut pieces = Vec::new();
+    for run in runs {
+        let mut first_slot = run.first_slot;
+        let mut left = run.slots;
+        while left > 0 {
+            let room = left.saturating_add(run.spare_slots);
+            // Whole chunks only: at the tail a full chunk may reach beyond what is needed.
+            let want = supply.chunk_slots.min(1 << room.ilog2());
+            let (slots, source) = supply.take(want, room)?;
+            pieces.push(Piece { first_slot, slots, source });
+            first_slot += slots;
+            left = left.saturating_sub(slots);
+        }
+    }
+    Some(pieces)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn supply() -> Supply {
+        Supply {
+            stock: vec![],
+            free_chunks: vec![],
+            create_slots: u64::MAX,
+            soft_slots: u64::MAX,
+            chunk_slots: 4,
+        }
+    }
+
+    fn run(first_slot: u32, slots: u32, spare_slots: u32) -> Run {
+        Run { first_slot, slots, spare_slots }
+    }
+
+    #[test]
+    fn a_hole_is_covered_exactly_and_the_tail_by_whole_chunks() {
+        let pieces = cover(&[run(3, 7, 0), run(20, 1, 100)], supply()).unwrap();
+        let lengths: Vec<_> = pieces.iter().map(|p| (p.first_slot, p.slots)).collect();
+        assert_eq!(lengths, [(3, 4), (7, 2), (9, 1), (20, 4)]);
+    }
+
+    #[test]
+    fn stock_comes_before_creation() {
+        let mut supply = supply();
+        supply.stock = vec![(1, 1), (4, 1)];
+        let pieces = cover(&[run(0, 9, 0)], supply).unwrap();
+        let sources: Vec<_> = pieces.iter().map(|p| (p.slots, p.source)).collect();
+        assert_eq!(
+            sources,
+            [(4, Source::Stock), (1, Source::Stock), (4, Source::Create)]
+        );
+    }
+
+    #[test]
+    fn a_longer_chunk_on_the_shelf_serves_where_there_is_room() {
+        let mut supply = supply();
+        supply.stock = vec![(16, 2)];
+        let pieces = cover(&[run(0, 3, 0), run(9, 2, 40)], supply).unwrap();
+        let sources: Vec<_> = pieces.iter().map(|p| (p.slots, p.source)).collect();
+        assert_eq!(
+            sources,
+            [(2, Source::Create), (1, Source::Create), (16, Source::Stock)]
+        );
+    }
+
+    #[test]
+    fn beyond_the_soft_limit_free_chunks_are_taken_coldest_first() {
+        let mut supply = supply();
+        supply.soft_slots = 4;
+        supply.free_chunks = vec![1, 4, 4];
+        let pieces = cover(&[run(0, 12, 0)], supply).unwrap();
+        let sources: Vec<_> = pieces.iter().map(|p| p.source).collect();
+        assert_eq!(sources, [Source::Create, Source::Free(1), Source::Free(2)]);
+    }
+
+    #[test]
+    fn the_hard_limit_leaves_only_what_is_held() {
+        let mut supply = supply();
+        supply.create_slots = 2;
+        supply.free_chunks = vec![2];
+        assert_eq!(cover(&[run(0, 5, 0)], supply), None);
+    }
+}

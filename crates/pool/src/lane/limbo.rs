@@ -1,0 +1,256 @@
+//! Freed and replaced memory whose GPU work is not known to be finished: park, gate, sweep.
+//!
+//! Entries are parked with gates, events recorded after their last users. A sweep takes the
+//! entries out under the lock, asks their gates outside of it, and puts back what is still
+//! pending; so a slow event never hides finished ones behind it, and no driver call is made under
+//! the lock. A gate that could not be asked keeps its entry.
+
+use std::sync::Arc;
+
+use vmm_sys::StreamId;
+use vmm_sys::object::{Event, Mapping, RelaxedCapture, Stream};
+
+use super::{LaneCell, retire};
+use crate::device::Device;
+use crate::turn::Turn;
+
+/// The condition after which memory is free of its last users on one stream.
+#[derive(Clone, Debug)]
+pub(crate) enum Gate {
+    /// No event yet: the stream was being captured. Recorded at a later sweep, which only makes
+    /// the gate stricter.
+    Unrecorded(Stream),
+    /// Passes with this event.
+    Event(Arc<Event>),
+    /// Nothing to wait for.
+    Passed,
+}
+
+/// A freed block that other streams used.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    offset: u64,
+    block_bytes: u64,
+    gates: Vec<Gate>,
+}
+
+/// A mapping that was replaced, still valid for work enqueued before.
+#[derive(Debug)]
+pub(crate) struct Retired {
+    pub(crate) mapping: Mapping,
+    pub(crate) first_slot: u32,
+    pub(crate) slots: u32,
+    pub(crate) gate: Gate,
+}
+
+/// What a lane has in limbo.
+#[derive(Debug, Default)]
+pub(crate) struct Limbo {
+    pub(crate) parked: Vec<Parked>,
+    pub(crate) retired: Vec<Retired>,
+    /// Bytes of the parked blocks, those in the hands of a sweep included.
+    pub(crate) block_bytes: u64,
+}
+
+/// Whether a sweep may wait for the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Ask only.
+    No,
+    /// Wait until the gates have passed.
+    Yes,
+}
+
+impl Parked {
+    pub(crate) fn gates(&self) -> &[Gate] {
+        &self.gates
+    }
+}
+
+/// Frees a buffer that streams other than its lane's used: parked until their work is done.
+#[cold]
+pub(crate) fn free_crossed(cell: &'static LaneCell, offset: u64, bytes: u64, streams: Vec<Stream>) {
+    let device = {
+        let mut guard = cell.lock();
+        // The lane cannot retire while the buffer that is being freed counts as live.
+        let Some(state) = guard.as_mut() else { return };
+        state.busy += 1;
+        state.device.clone()
+    };
+    let gates = streams.into_iter().map(|stream| record(&device, stream)).collect();
+    let should_retire = {
+        let mut guard = cell.lock();
+        let Some(state) = guard.as_mut() else { return };
+        state.busy -= 1;
+        state.uncount(bytes);
+        let block_bytes = state.heap.block_bytes(offset).unwrap_or(0);
+        state.live.block_bytes -= block_bytes;
+        state.limbo.block_bytes += block_bytes;
+        state.limbo.parked.push(Parked { offset, block_bytes, gates });
+        state.should_retire()
+    };
+    if should_retire {
+        retire(cell);
+    }
+}
+
+/// A gate behind what is enqueued on `stream` now.
+fn record(device: &Device, stream: Stream) -> Gate {
+    match device.gate(&stream) {
+        Ok(Some(event)) => Gate::Event(Arc::new(event)),
+        Ok(None) => Gate::Unrecorded(stream),
+        Err(error) => {
+            tracing::debug!(%error, ?stream, "a gate could not be recorded; tried again later");
+            Gate::Unrecorded(stream)
+        }
+    }
+}
+
+/// One pass over gates: records once a stream, asks each event once.
+struct Asker<'a> {
+    device: &'a Device,
+    wait: Wait,
+    recorded: Vec<(StreamId, Gate)>,
+    asked: Vec<(*const Event, bool)>,
+}
+
+impl Asker<'_> {
+    /// Whether the gate has passed, after recording it if that was still to be done.
+    fn ask(&mut self, gate: &mut Gate) -> bool {
+        if let Gate::Unrecorded(stream) = gate {
+            let known = self.recorded.iter().find(|(id, _)| *id == stream.id());
+            let now = match known {
+                Some((_, gate)) => gate.clone(),
+                None => {
+                    let now = record(self.device, stream.clone());
+                    self.recorded.push((stream.id(), now.clone()));
+                    now
+                }
+            };
+            *gate = now;
+        }
+        let passed = match gate {
+            Gate::Passed => true,
+            Gate::Unrecorded(_) => false,
+            Gate::Event(event) => self.passed(event),
+        };
+        if passed {
+            let old = std::mem::replace(gate, Gate::Passed);
+            if let Gate::Event(event) = old
+                && let Some(event) = Arc::into_inner(event)
+            {
+                self.asked.retain(|(known, _)| !std::ptr::eq(*known, &event));
+                self.device.spare(event);
+            }
+        }
+        passed
+    }
+
+    fn passed(&mut self, event: &Arc<Event>) -> bool {
+        let key = Arc::as_ptr(event);
+        if let Some((_, passed)) = self.asked.iter().find(|(known, _)| *known == key) {
+            return *passed;
+        }
+        let answer = match self.wait {
+            Wait::No => event.passed(),
+            Wait::Yes => event.wait().map(|()| true),
+        };
+        let passed = answer.unwrap_or_else(|error| {
+            tracing::debug!(%error, "a gate could not be asked; its memory stays in limbo");
+            false
+        });
+        self.asked.push((key, passed));
+        passed
+    }
+}
+
+/// Brings back what has passed its gates. Returns whether anything came back.
+pub(crate) fn sweep(cell: &'static LaneCell, wait: Wait, turn: Turn) -> bool {
+    let (device, mut parked, retired) = {
+        let mut guard = cell.lock();
+        let Some(state) = guard.as_mut() else { return false };
+        let limbo = &mut state.limbo;
+        if limbo.parked.is_empty() && limbo.retired.is_empty() {
+            return false;
+        }
+        let taken = (std::mem::take(&mut limbo.parked), std::mem::take(&mut limbo.retired));
+        state.busy += 1;
+        (state.device.clone(), taken.0, taken.1)
+    };
+    let (mut free, mut kept, mut vacant) = (Vec::new(), Vec::new(), Vec::new());
+    // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
+    match RelaxedCapture::enter(&device.driver) {
+        Ok(_relaxed) => {
+            let mut asker =
+                Asker { device: &device, wait, recorded: Vec::new(), asked: Vec::new() };
+            parked.retain_mut(|entry| {
+                entry.gates.retain_mut(|gate| !asker.ask(gate));
+                if entry.gates.is_empty() {
+                    free.push((entry.offset, entry.block_bytes));
+                }
+                !entry.gates.is_empty()
+            });
+            for mut entry in retired {
+                if !asker.ask(&mut entry.gate) {
+                    kept.push(entry);
+                    continue;
+                }
+                match unmap(&device, entry, turn) {
+                    Ok(slots) => vacant.push(slots),
+                    Err(entry) => kept.push(entry),
+                }
+            }
+        }
+        Err(_) => kept = retired,
+    }
+    let came_back = !free.is_empty() || !vacant.is_empty();
+    publish(cell, parked, kept, &free, &vacant);
+    came_back
+}
+
+fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Retired> {
+    let Retired { mapping, first_slot, slots, gate } = entry;
+    match turn.with(|| mapping.unmap()) {
+        Ok(chunk) => {
+            device.settle(chunk, turn);
+            Ok((first_slot, slots))
+        }
+        Err((mapping, error)) => {
+            tracing::warn!(%error, "a retired mapping could not be unmapped; tried again later");
+            Err(Retired { mapping, first_slot, slots, gate })
+        }
+    }
+}
+
+fn publish(
+    cell: &'static LaneCell,
+    parked: Vec<Parked>,
+    retired: Vec<Retired>,
+    free: &[(u64, u64)],
+    vacant: &[(u32, u32)],
+) {
+    let should_retire = {
+        let mut guard = cell.lock();
+        // A busy lane does not retire.
+        let Some(state) = guard.as_mut() else { return };
+        state.busy -= 1;
+        // What others parked meanwhile is younger: it goes behind.
+        let younger = std::mem::replace(&mut state.limbo.parked, parked);
+        state.limbo.parked.extend(younger);
+        let younger = std::mem::replace(&mut state.limbo.retired, retired);
+        state.limbo.retired.extend(younger);
+        for &(offset, block_bytes) in free {
+            state.limbo.block_bytes -= block_bytes;
+            if let Err(error) = state.heap.free(offset) {
+                debug_assert!(false, "a parked block is a block of the heap: {error:?}");
+            }
+        }
+        for &(first_slot, slots) in vacant {
+            state.region.vacate(first_slot, slots);
+        }
+        state.should_retire()
+    };
+    if should_retire {
+        retire(cell);
+    }
+}

@@ -1,0 +1,243 @@
+//! [`Lane`]: the heap of one (device, stream).
+//!
+//! Memory freed in a lane may be reused in that lane at once, in stream order. A warm alloc or
+//! free takes the lane's lock, once, and nothing that another lane writes to.
+//!
+//! A lane's shell ([`LaneCell`]) is never freed, only reused by a later lane: so a buffer can refer
+//! to its lane by a plain `&'static`, which costs no reference count. What is behind the shell is
+//! dropped when the lane retires; how many buffers are alive is a count under the lane's lock.
+
+mod close;
+mod grow;
+mod limbo;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam::utils::CachePadded;
+use parking_lot::{Mutex, MutexGuard};
+use vmm_heap::{Heap, HeapConfig};
+use vmm_sys::object::Stream;
+use vmm_sys::{DeviceId, process};
+
+pub(crate) use close::{retire, trim};
+pub(crate) use limbo::{Gate, Wait, free_crossed, sweep};
+
+use crate::buffer::Buffer;
+use crate::config::Plan;
+use crate::device::Device;
+use crate::error::Error;
+use crate::pool::PoolInner;
+use crate::region::Region;
+use crate::request::Request;
+use limbo::Limbo;
+
+/// The shell of a lane, padded so that no two lanes share a cache line.
+#[derive(Debug)]
+pub(crate) struct LaneCell {
+    state: CachePadded<Mutex<Option<LaneState>>>,
+}
+
+/// Shells of lanes that retired.
+static VACANT: Mutex<Vec<&'static LaneCell>> = Mutex::new(Vec::new());
+
+/// Tells a lane from an earlier one in the same shell.
+static NEXT_LANE: AtomicU64 = AtomicU64::new(1);
+
+/// What a lane is made of, behind its lock.
+#[derive(Debug)]
+pub(crate) struct LaneState {
+    pub(crate) id: u64,
+    pub(crate) heap: Heap,
+    pub(crate) region: Region,
+    pub(crate) live: Live,
+    pub(crate) limbo: Limbo,
+    /// Keeps the device's pool alive while the lane holds memory of it.
+    pub(crate) device: Arc<Device>,
+    pub(crate) stream: Stream,
+    /// No further allocations; the lane retires with its last buffer.
+    pub(crate) closing: bool,
+    /// Threads that are at the driver for this lane, its lock released meanwhile.
+    pub(crate) busy: u32,
+}
+
+/// The live buffers of a lane.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Live {
+    pub(crate) buffers: u64,
+    pub(crate) asked_bytes: u64,
+    pub(crate) block_bytes: u64,
+    pub(crate) peak_asked_bytes: u64,
+}
+
+impl LaneCell {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<LaneState>> {
+        self.state.lock()
+    }
+
+    /// A shell with a new, empty lane in it.
+    pub(crate) fn open(device: Arc<Device>, stream: Stream) -> (&'static LaneCell, u64) {
+        let id = NEXT_LANE.fetch_add(1, Ordering::Relaxed);
+        let state = LaneState {
+            id,
+            heap: Heap::new(HeapConfig { placement: device.plan.placement, ..Default::default() }),
+            region: Region::new(device.plan.granularity_bytes),
+            live: Live::default(),
+            limbo: Limbo::default(),
+            device,
+            stream,
+            closing: false,
+            busy: 0,
+        };
+        let vacant = VACANT.lock().pop();
+        let cell: &'static LaneCell = match vacant {
+            Some(cell) => cell,
+            None => Box::leak(Box::new(LaneCell { state: CachePadded::new(Mutex::new(None)) })),
+        };
+        *cell.lock() = Some(state);
+        (cell, id)
+    }
+
+    fn give_back_shell(&'static self) {
+        VACANT.lock().push(self);
+    }
+}
+
+impl LaneState {
+    /// Counts a block as live and makes the buffer for it.
+    #[inline]
+    fn hand_out(&mut self, cell: &'static LaneCell, block: vmm_heap::Block, bytes: u64) -> Buffer {
+        let live = &mut self.live;
+        live.buffers += 1;
+        live.asked_bytes += bytes;
+        live.block_bytes += block.bytes;
+        live.peak_asked_bytes = live.peak_asked_bytes.max(live.asked_bytes);
+        let address = self.region.address(block.offset);
+        Buffer::new(cell, address, block.offset, bytes, self.device.plan.device)
+    }
+
+    /// Takes a buffer's block out of the live ones; it is reusable at once. Returns whether the
+    /// lane should retire.
+    #[inline]
+    pub(crate) fn take_back(&mut self, offset: u64, bytes: u64) -> bool {
+        self.uncount(bytes);
+        match self.heap.free(offset) {
+            Ok(block_bytes) => self.live.block_bytes -= block_bytes,
+            // A buffer is the only owner of its block, so this is a fault of the heap.
+            Err(error) => debug_assert!(false, "{error:?}"),
+        }
+        self.should_retire()
+    }
+
+    #[inline]
+    pub(crate) fn uncount(&mut self, bytes: u64) {
+        self.live.buffers -= 1;
+        self.live.asked_bytes -= bytes;
+    }
+
+    #[inline]
+    pub(crate) fn should_retire(&self) -> bool {
+        self.closing && self.live.buffers == 0 && self.busy == 0
+    }
+}
+
+/// The heap of one (device, stream). Clones share it.
+///
+/// Who owns the physical memory: the lane. Are addresses stable: yes, until the buffer is dropped.
+/// Who may access: the lane's own device.
+#[derive(Clone, Debug)]
+pub struct Lane {
+    cell: &'static LaneCell,
+    id: u64,
+    device: Arc<Device>,
+    stream: Stream,
+    /// Keeps the pool, and so the lane, open.
+    _pool: Arc<PoolInner>,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        cell: &'static LaneCell,
+        id: u64,
+        device: Arc<Device>,
+        stream: Stream,
+        pool: Arc<PoolInner>,
+    ) -> Lane {
+        Lane { cell, id, device, stream, _pool: pool }
+    }
+
+    /// `bytes` of memory of the lane's device, usable by work enqueued on the lane's stream from
+    /// now on, aligned to 512 bytes.
+    ///
+    /// Zero bytes have one answer: an empty buffer with address 0 that counts nowhere. A warm
+    /// request (a mapped hole fits) makes no driver call.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] before anything is touched; [`Error::OutOfMemory`] with the facts once
+    /// every way to find memory was tried; the driver's own errors. The lane is then as before.
+    #[inline]
+    pub fn alloc(&self, bytes: u64) -> Result<Buffer, Error> {
+        self.alloc_with(&Request::new(bytes))
+    }
+
+    /// As [`Lane::alloc`], but never waits for the GPU: memory that is only held up by unfinished
+    /// work is not waited for.
+    ///
+    /// # Errors
+    /// As [`Lane::alloc`].
+    pub fn try_alloc(&self, bytes: u64) -> Result<Buffer, Error> {
+        self.alloc_with(&Request::new(bytes).no_wait())
+    }
+
+    /// As [`Lane::alloc`], with an alignment and other wishes.
+    ///
+    /// # Errors
+    /// As [`Lane::alloc`]; [`Error::BadAlignment`].
+    #[inline]
+    pub fn alloc_with(&self, request: &Request) -> Result<Buffer, Error> {
+        let plan: &Plan = &self.device.plan;
+        request.check(plan)?;
+        if request.bytes() == 0 {
+            return Ok(Buffer::empty(plan.device));
+        }
+        if process::is_forked_child() {
+            // Before any lock: another thread may have held it when the process forked.
+            return Err(Error::DriverGone);
+        }
+        {
+            let mut guard = self.cell.lock();
+            let state = self.state(&mut guard)?;
+            if let Ok(block) = state.heap.alloc(request.bytes(), request.align_bytes()) {
+                return Ok(state.hand_out(self.cell, block, request.bytes()));
+            }
+        }
+        grow::alloc_cold(self, request)
+    }
+
+    /// This lane in its shell, unless it was closed.
+    #[inline]
+    fn state<'a>(
+        &self,
+        guard: &'a mut MutexGuard<'_, Option<LaneState>>,
+    ) -> Result<&'a mut LaneState, Error> {
+        match guard.as_mut() {
+            Some(state) if state.id == self.id && !state.closing => Ok(state),
+            _ => Err(Error::LaneClosed),
+        }
+    }
+
+    /// The device whose memory this lane hands out.
+    pub fn device(&self) -> DeviceId {
+        self.device.plan.device
+    }
+
+    /// The stream in whose order memory is reused.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The length of the largest request that would succeed now without new memory, in bytes.
+    pub fn largest_free_bytes(&self) -> u64 {
+        self.cell.lock().as_ref().map_or(0, |state| state.heap.largest_free_bytes())
+    }
+}

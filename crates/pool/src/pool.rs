@@ -1,0 +1,289 @@
+//! [`Pool`]: the façade, and the builder that validates once.
+
+use std::sync::Arc;
+
+use vmm_sys::object::Stream;
+use vmm_sys::{DeviceId, Driver};
+
+use crate::background::Background;
+use crate::config::{ChunkSize, Placement, Settings};
+use crate::device::{Device, Shortage};
+use crate::error::{Error, OutOfMemory};
+use crate::lane::{self, Lane, LaneCell, Wait};
+use crate::stats::{DeviceStats, PoolStats};
+use crate::turn::Turn;
+
+/// A pool of GPU memory over some of a host's devices. Clones share it.
+///
+/// Lanes stay open until the pool is dropped or [`Pool::close_lane`]; buffers may outlive the pool,
+/// and then keep their own lane's memory until the last of them is dropped.
+#[derive(Clone, Debug)]
+pub struct Pool(Arc<PoolInner>);
+
+/// What the handles share.
+#[derive(Debug)]
+pub(crate) struct PoolInner {
+    driver: Arc<dyn Driver>,
+    devices: Vec<Arc<Device>>,
+    /// Held for its `Drop`, which ends the thread.
+    _background: Option<Background>,
+}
+
+/// Settings of a pool; see [`Pool::builder`].
+#[derive(Clone, Debug)]
+pub struct PoolBuilder {
+    driver: Arc<dyn Driver>,
+    settings: Settings,
+}
+
+impl PoolBuilder {
+    /// Adds a device. Without any, the pool manages device 0. Devices not named are never touched.
+    pub fn device(mut self, device: DeviceId) -> Self {
+        if !self.settings.devices.contains(&device) {
+            self.settings.devices.push(device);
+        }
+        self
+    }
+
+    /// How large the chunks are that lanes grow by. Default: [`ChunkSize::Auto`].
+    pub fn chunk(mut self, chunk: ChunkSize) -> Self {
+        self.settings.chunk = chunk;
+        self
+    }
+
+    /// How large blocks are placed.
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.settings.placement = placement;
+        self
+    }
+
+    /// While a lane holds at most (1 + this) x its peak live bytes it takes new memory; beyond, it
+    /// reuses its own free chunks first. `None` is off: then a warm lane never calls the driver.
+    /// Default: 0.01.
+    pub fn soft_limit(mut self, fraction: Option<f64>) -> Self {
+        self.settings.soft_limit = fraction;
+        self
+    }
+
+    /// The most physical memory the pool may own on each device, in bytes; rounded down to the
+    /// granularity. Default: none.
+    pub fn limit_bytes(mut self, bytes: u64) -> Self {
+        self.settings.limit_bytes = Some(bytes);
+        self
+    }
+
+    /// The marks of each device's stock, in bytes. Below `low` the background thread makes chunks
+    /// ahead of need; above `high` chunks that come back are released. Default: 0 and no end.
+    pub fn stock_marks(mut self, low_bytes: u64, high_bytes: u64) -> Self {
+        self.settings.stock_low_bytes = low_bytes;
+        self.settings.stock_high_bytes = high_bytes;
+        self
+    }
+
+    /// Whether a thread keeps the marks and retires old mappings in the background. Without it,
+    /// requests do that work when they come. Default: true.
+    pub fn background(mut self, on: bool) -> Self {
+        self.settings.background = on;
+        self
+    }
+
+    /// Builds the pool: settings are checked, and stock is made up to the low mark.
+    ///
+    /// # Errors
+    /// [`Error::BadSetting`] names the setting; the driver's errors; out of memory if the low mark
+    /// cannot be stocked.
+    pub fn build(self) -> Result<Pool, Error> {
+        let PoolBuilder { driver, mut settings } = self;
+        if settings.devices.is_empty() {
+            settings.devices.push(DeviceId(0));
+        }
+        let mut devices = Vec::with_capacity(settings.devices.len());
+        for device in &settings.devices {
+            let plan = settings.validate(&driver, *device)?;
+            devices.push(Arc::new(Device::new(driver.clone(), plan)));
+        }
+        for device in &devices {
+            let low = device.plan.stock_low_bytes;
+            stock_up(device, low, Turn::Requester)?;
+        }
+        let background = settings.background.then(|| Background::start(devices.clone())).flatten();
+        Ok(Pool(Arc::new(PoolInner { driver, devices, _background: background })))
+    }
+}
+
+/// Makes chunks until the shelf holds `bytes`. Returns the bytes made.
+pub(crate) fn stock_up(device: &Device, bytes: u64, turn: Turn) -> Result<u64, Error> {
+    let chunk_bytes = device.plan.stock_chunk_bytes();
+    let mut made = 0;
+    while device.stock.lock().bytes() < bytes {
+        match device.stock_one(chunk_bytes, turn) {
+            Ok(()) => made += chunk_bytes,
+            Err(Shortage::Limit) => return Err(stock_shortage(device, bytes, None)),
+            Err(Shortage::Driver(error)) if error.is_out_of_memory() => {
+                return Err(stock_shortage(device, bytes, Some(error)));
+            }
+            Err(Shortage::Driver(error)) => return Err(error.into()),
+        }
+    }
+    Ok(made)
+}
+
+fn stock_shortage(
+    device: &Device,
+    asked_bytes: u64,
+    cause: Option<vmm_sys::DriverError>,
+) -> Error {
+    let info = device.driver.mem_info(device.plan.device).ok();
+    Error::OutOfMemory(Box::new(OutOfMemory {
+        device: device.plan.device,
+        asked_bytes,
+        stats: device.stats(),
+        largest_bytes: 0,
+        device_free_bytes: info.map(|info| info.free_bytes),
+        device_total_bytes: info.map(|info| info.total_bytes),
+        cause,
+    }))
+}
+
+impl Pool {
+    /// Starts the settings of a pool on `driver`.
+    pub fn builder(driver: Arc<dyn Driver>) -> PoolBuilder {
+        PoolBuilder { driver, settings: Settings::default() }
+    }
+
+    fn device(&self, device: DeviceId) -> Result<&Arc<Device>, Error> {
+        let found = self.0.devices.iter().find(|d| d.plan.device == device);
+        found.ok_or(Error::UnknownDevice { device })
+    }
+
+    /// The lane of `stream`, made at the first call. Keep it: looking it up takes a lock.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`] if the pool does not manage the stream's device, or the stream is
+    /// another driver's.
+    pub fn lane(&self, stream: &Stream) -> Result<Lane, Error> {
+        if vmm_sys::process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
+        let device = self.device(stream.device())?;
+        if !std::ptr::addr_eq(Arc::as_ptr(stream.driver()), Arc::as_ptr(&self.0.driver)) {
+            return Err(Error::UnknownDevice { device: stream.device() });
+        }
+        let mut lanes = device.lanes.lock();
+        let open = lanes.get(&stream.id()).copied().and_then(|cell| {
+            let guard = cell.lock();
+            guard.as_ref().filter(|state| !state.closing).map(|state| (cell, state.id))
+        });
+        let (cell, id) = match open {
+            Some(open) => open,
+            None => {
+                let (cell, id) = LaneCell::open(device.clone(), stream.clone());
+                lanes.insert(stream.id(), cell);
+                (cell, id)
+            }
+        };
+        drop(lanes);
+        Ok(Lane::new(cell, id, device.clone(), stream.clone(), self.0.clone()))
+    }
+
+    /// Says that `stream` is about to be gone: its lane takes no further requests, and gives
+    /// everything back with its last buffer. Waits for the stream's work if no buffer is left.
+    pub fn close_lane(&self, stream: &Stream) {
+        let Ok(device) = self.device(stream.device()) else { return };
+        let cell = device.lanes.lock().get(&stream.id()).copied();
+        if let Some(cell) = cell {
+            close(cell);
+        }
+    }
+
+    /// Makes chunks ahead of need until the stock of `device` holds `bytes`. Returns the bytes
+    /// made.
+    ///
+    /// # Errors
+    /// Out of memory, of the limit or of the driver; what was made stays in the stock.
+    pub fn prefill(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
+        stock_up(self.device(device)?, bytes, Turn::Requester)
+    }
+
+    /// Gives everything idle on `device` back to the driver: free chunks of every lane, and the
+    /// stock. Waits for the work that may still use it. Returns the bytes given back.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`].
+    pub fn trim(&self, device: DeviceId) -> Result<u64, Error> {
+        let device = self.device(device)?;
+        if device.driver.is_gone() {
+            return Err(Error::DriverGone);
+        }
+        let span = tracing::debug_span!("vmm_pool.trim", device = device.plan.device.0);
+        let _entered = span.enter();
+        let before = device.held_bytes();
+        let cells: Vec<_> = device.lanes.lock().values().copied().collect();
+        for cell in cells {
+            lane::trim(cell, Wait::Yes, Turn::Requester);
+        }
+        device.release_stock(0, Turn::Requester);
+        Ok(before.saturating_sub(device.held_bytes()))
+    }
+
+    /// The figures of every device.
+    pub fn stats(&self) -> PoolStats {
+        let devices = self.0.devices.iter().map(|d| (d.plan.device, d.stats())).collect();
+        PoolStats { devices }
+    }
+
+    /// The figures of one device, if the pool manages it.
+    pub fn device_stats(&self, device: DeviceId) -> Option<DeviceStats> {
+        self.device(device).ok().map(|device| device.stats())
+    }
+
+    /// Starts new peaks from the present figures.
+    pub fn reset_peaks(&self) {
+        for device in &self.0.devices {
+            device.reset_peaks();
+        }
+    }
+
+    /// Walks the whole pool and checks the invariants of docs/INVARIANTS.md.
+    ///
+    /// # Errors
+    /// The first that does not hold, in words.
+    pub fn verify(&self) -> Result<(), String> {
+        self.0.devices.iter().try_for_each(|device| crate::verify::device(device))
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.0.driver
+    }
+
+    /// The devices the pool manages.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
+        self.0.devices.iter().map(|d| d.plan.device)
+    }
+}
+
+fn close(cell: &'static LaneCell) {
+    let idle = {
+        let mut guard = cell.lock();
+        guard.as_mut().is_some_and(|state| {
+            state.closing = true;
+            state.should_retire()
+        })
+    };
+    if idle {
+        lane::retire(cell);
+    }
+}
+
+impl Drop for PoolInner {
+    fn drop(&mut self) {
+        if vmm_sys::process::is_forked_child() {
+            return;
+        }
+        for device in &self.devices {
+            let cells: Vec<_> = device.lanes.lock().values().copied().collect();
+            cells.into_iter().for_each(close);
+        }
+    }
+}

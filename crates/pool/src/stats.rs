@@ -1,0 +1,63 @@
+//! The figures of a device's pool, and the law that ties them.
+
+use vmm_sys::DeviceId;
+
+/// What one device's pool holds, in bytes, at one moment (all its lanes locked).
+///
+/// `held = live + rounding + idle + limbo + private + stock`, always.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceStats {
+    /// Asked for by the buffers that are alive.
+    pub live_bytes: u64,
+    /// What live buffers occupy beyond what was asked.
+    pub rounding_bytes: u64,
+    /// Mapped and free.
+    pub idle_bytes: u64,
+    /// Freed, but GPU work of other streams may still use it.
+    pub limbo_bytes: u64,
+    /// Kept for captured graphs.
+    pub private_bytes: u64,
+    /// Owned and not mapped in a lane: on the shelf, or on its way to or from it.
+    pub stock_bytes: u64,
+    /// All physical memory owned.
+    pub held_bytes: u64,
+    /// Highest live bytes since the start or the last reset; with several lanes the sum of the
+    /// lanes' own peaks, which is an upper bound.
+    pub peak_live_bytes: u64,
+    /// Highest held bytes since the start or the last reset.
+    pub peak_held_bytes: u64,
+    /// Addresses reserved. Costs no memory.
+    pub reserved_bytes: u64,
+    /// The hard limit; `u64::MAX` if none.
+    pub limit_bytes: u64,
+    /// Live buffers.
+    pub buffers: u64,
+    /// Open lanes.
+    pub lanes: u64,
+    /// Chunks that stand at a second address whose GPU work may not be finished (count).
+    pub retired_mappings: u64,
+    /// Frees that wait for other streams (count).
+    pub limbo_buffers: u64,
+}
+
+impl DeviceStats {
+    /// Whether the columns add up.
+    pub fn adds_up(&self) -> bool {
+        self.live_bytes
+            + self.rounding_bytes
+            + self.idle_bytes
+            + self.limbo_bytes
+            + self.private_bytes
+            + self.stock_bytes
+            == self.held_bytes
+    }
+}
+
+/// The figures of all devices of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// One entry a device, in the order the builder was given.
+    pub devices: Vec<(DeviceId, DeviceStats)>,
+}
