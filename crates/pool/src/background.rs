@@ -13,8 +13,9 @@ use crate::device::Device;
 use crate::lane::{Wait, sweep};
 use crate::turn::Turn;
 
-/// How often the marks and the limbo are looked at.
-const PERIOD: Duration = Duration::from_millis(2);
+/// How often the marks and the limbo are looked at while there is something to do, and else.
+const BUSY_PERIOD: Duration = Duration::from_millis(1);
+const IDLE_PERIOD: Duration = Duration::from_millis(20);
 /// How long a drop waits for a thread that is inside a driver call.
 const END_WAIT: Duration = Duration::from_secs(5);
 
@@ -91,29 +92,34 @@ fn run(devices: &[Arc<Device>], signal: &Signal) {
             if flags.stop {
                 return;
             }
-            signal.changed.wait_for(&mut flags, PERIOD);
-            if flags.stop {
-                return;
-            }
+            let busy = devices.iter().any(|device| device.has_limbo());
+            let period = if busy { BUSY_PERIOD } else { IDLE_PERIOD };
+            signal.changed.wait_for(&mut flags, period);
         }
         for device in devices {
-            if device.driver.is_gone() {
+            if stopped() || device.driver.is_gone() {
                 return;
             }
-            let cells: Vec<_> = device.lanes.lock().values().copied().collect();
-            for cell in cells {
-                sweep(cell, Wait::No, Turn::Background);
-                if stopped() {
-                    return;
-                }
+            serve(device, &stopped);
+        }
+    }
+}
+
+/// One look at a device, a driver call at a time.
+fn serve(device: &Device, stopped: &dyn Fn() -> bool) {
+    if device.has_limbo() {
+        let cells: Vec<_> = device.lanes.lock().values().copied().collect();
+        for cell in cells {
+            if stopped() {
+                return;
             }
-            let low = device.plan.stock_low_bytes;
-            while !stopped() && device.stock.lock().bytes() < low {
-                let chunk_bytes = device.plan.stock_chunk_bytes();
-                if device.stock_one(chunk_bytes, Turn::Background).is_err() {
-                    break; // no memory to be had now; the next period asks again
-                }
-            }
+            sweep(cell, Wait::No, Turn::Background);
+        }
+    }
+    let (low, chunk_bytes) = (device.plan.stock_low_bytes, device.plan.stock_chunk_bytes());
+    while !stopped() && device.stock.lock().bytes() < low {
+        if device.stock_one(chunk_bytes, Turn::Background).is_err() {
+            return; // no memory to be had now; the next period asks again
         }
     }
 }

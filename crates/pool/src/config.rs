@@ -161,7 +161,9 @@ impl Settings {
             ChunkSize::Fixed(bytes) => Err(Self::refuse(
                 "chunk",
                 bytes,
-                format!("a power of two from {granularity_bytes} bytes (the granularity) to 16 GiB"),
+                format!(
+                    "a power of two from {granularity_bytes} bytes (the granularity) to 16 GiB"
+                ),
             )),
         }
     }

@@ -28,6 +28,8 @@ pub(crate) struct Device {
     /// Physical bytes owned, booked before they are made.
     booked_bytes: AtomicU64,
     peak_booked_bytes: AtomicU64,
+    /// Entries in limbo over all lanes: tells the background thread whether to look at lanes.
+    limbo_entries: AtomicU64,
     spare_events: Mutex<Vec<Event>>,
     /// Mappings of no lane that the driver refused to unmap.
     stuck: Mutex<Vec<Mapping>>,
@@ -51,6 +53,7 @@ impl Device {
             lanes: Mutex::new(HashMap::new()),
             booked_bytes: AtomicU64::new(0),
             peak_booked_bytes: AtomicU64::new(0),
+            limbo_entries: AtomicU64::new(0),
             spare_events: Mutex::new(Vec::new()),
             stuck: Mutex::new(Vec::new()),
         }
@@ -214,6 +217,21 @@ impl Device {
                 false
             }
         }
+    }
+
+    /// Counts entries that came to a lane's limbo.
+    pub(crate) fn limbo_grew(&self, entries: usize) {
+        self.limbo_entries.fetch_add(entries as u64, Ordering::Relaxed);
+    }
+
+    /// Counts entries that left a lane's limbo.
+    pub(crate) fn limbo_shrank(&self, entries: usize) {
+        self.limbo_entries.fetch_sub(entries as u64, Ordering::Relaxed);
+    }
+
+    /// Whether any lane has something in limbo.
+    pub(crate) fn has_limbo(&self) -> bool {
+        self.limbo_entries.load(Ordering::Relaxed) != 0
     }
 
     /// Keeps a mapping that the driver refused to unmap, for a later try.

@@ -68,8 +68,10 @@ pub enum Error {
     #[error("the lane is closed: its stream was declared gone")]
     LaneClosed,
     /// This is a forked child, or the process is exiting: the driver is gone.
-    #[error("the driver is gone in this process: it was forked after the driver was opened, or is \
-             exiting")]
+    #[error(
+        "the driver is gone in this process: it was forked after the driver was opened, or is \
+             exiting"
+    )]
     DriverGone,
     /// Any other answer of the driver.
     #[error(transparent)]

@@ -101,36 +101,39 @@ impl Supply {
         Some((index, best))
     }
 
+    /// A new chunk of exactly `slots`.
     fn take_create(&mut self, slots: u32) -> Option<u32> {
-        let most = u64::from(slots).min(self.create_slots);
-        if most == 0 {
-            return None;
-        }
-        let slots = 1u64 << most.ilog2();
-        self.create_slots -= slots;
-        Some(slots as u32)
+        let left = self.create_slots.checked_sub(u64::from(slots))?;
+        self.create_slots = left;
+        Some(slots)
+    }
+
+    /// From the shelf, or new.
+    fn take_fresh(&mut self, want: u32, room: u32) -> Option<(u32, Source)> {
+        let taken = match self.take_stock(want, room) {
+            Some(slots) => (slots, Source::Stock),
+            None => (self.take_create(want)?, Source::Create),
+        };
+        self.soft_slots = self.soft_slots.saturating_sub(u64::from(taken.0));
+        Some(taken)
+    }
+
+    fn take_own(&mut self, want: u32) -> Option<(u32, Source)> {
+        self.take_free(want).map(|(index, slots)| (slots, Source::Free(index)))
     }
 
     /// One chunk of at most `want` slots, or a longer one that is held and fits in `room`.
     fn take(&mut self, want: u32, room: u32) -> Option<(u32, Source)> {
-        let fresh = |supply: &mut Supply| {
-            let taken = match supply.take_stock(want, room) {
-                Some(slots) => Some((slots, Source::Stock)),
-                None => supply.take_create(want).map(|slots| (slots, Source::Create)),
-            };
-            if let Some((slots, _)) = taken {
-                supply.soft_slots = supply.soft_slots.saturating_sub(u64::from(slots));
-            }
-            taken
-        };
-        let own = |supply: &mut Supply| {
-            supply.take_free(want).map(|(index, slots)| (slots, Source::Free(index)))
-        };
-        if self.soft_slots >= u64::from(want) {
-            fresh(self).or_else(|| own(self))
+        let taken = if self.soft_slots >= u64::from(want) {
+            self.take_fresh(want, room).or_else(|| self.take_own(want))
         } else {
-            own(self).or_else(|| fresh(self))
-        }
+            self.take_own(want).or_else(|| self.take_fresh(want, room))
+        };
+        taken.or_else(|| {
+            // The limit leaves less than a whole growth chunk: then a shorter one.
+            let most = self.create_slots.min(u64::from(want)).max(1);
+            self.take_create(1 << most.ilog2()).map(|slots| (slots, Source::Create))
+        })
     }
 }
 
@@ -184,10 +187,7 @@ mod tests {
         supply.stock = vec![(1, 1), (4, 1)];
         let pieces = cover(&[run(0, 9, 0)], supply).unwrap();
         let sources: Vec<_> = pieces.iter().map(|p| (p.slots, p.source)).collect();
-        assert_eq!(
-            sources,
-            [(4, Source::Stock), (1, Source::Stock), (4, Source::Create)]
-        );
+        assert_eq!(sources, [(4, Source::Stock), (1, Source::Stock), (4, Source::Create)]);
     }
 
     #[test]
@@ -196,10 +196,7 @@ mod tests {
         supply.stock = vec![(16, 2)];
         let pieces = cover(&[run(0, 3, 0), run(9, 2, 40)], supply).unwrap();
         let sources: Vec<_> = pieces.iter().map(|p| (p.slots, p.source)).collect();
-        assert_eq!(
-            sources,
-            [(2, Source::Create), (1, Source::Create), (16, Source::Stock)]
-        );
+        assert_eq!(sources, [(2, Source::Create), (1, Source::Create), (16, Source::Stock)]);
     }
 
     #[test]

@@ -128,11 +128,7 @@ pub(crate) fn stock_up(device: &Device, bytes: u64, turn: Turn) -> Result<u64, E
     Ok(made)
 }
 
-fn stock_shortage(
-    device: &Device,
-    asked_bytes: u64,
-    cause: Option<vmm_sys::DriverError>,
-) -> Error {
+fn stock_shortage(device: &Device, asked_bytes: u64, cause: Option<vmm_sys::DriverError>) -> Error {
     let info = device.driver.mem_info(device.plan.device).ok();
     Error::OutOfMemory(Box::new(OutOfMemory {
         device: device.plan.device,

@@ -64,6 +64,7 @@ impl LaneState {
             slots: placed.slots,
             gate: Gate::Unrecorded(self.stream.clone()),
         });
+        self.device.limbo_grew(1);
     }
 }
 
@@ -98,6 +99,7 @@ fn tear_down(mut state: LaneState, device: &Device) {
         return;
     }
     wait_for_users(&state, device);
+    device.limbo_shrank(state.limbo.parked.len() + state.limbo.retired.len());
     let turn = Turn::Requester;
     let placed = state.region.take_all();
     let retired = std::mem::take(&mut state.limbo.retired);

@@ -4,47 +4,22 @@
 //! taken as one block when it is claimed, so no other thread can use its free parts meanwhile.
 //! All or nothing: a failure at any step leaves the lane as before.
 
-use std::sync::Arc;
-
 use vmm_heap::Miss;
 use vmm_sys::DriverError;
-use vmm_sys::object::{Chunk, Mapping};
 
-use super::limbo::Retired;
-use super::{Gate, Lane, LaneState, Wait, sweep, trim};
+use super::claim::{Claim, act, claim, hand_back, split};
+use super::window::{choose_window, runs};
+use super::{Lane, LaneState, Wait, sweep, trim};
 use crate::buffer::Buffer;
 use crate::device::{Device, Shortage};
 use crate::error::{Error, OutOfMemory};
-use crate::growth::{self, Piece, Run, Source, Supply};
-use crate::region::{Region, Segment, Slot};
+use crate::growth::{self, Supply};
+use crate::region::Region;
 use crate::request::Request;
 use crate::turn::Turn;
 
 /// Rounds of reserve, race and retry before a request gives up: far more than can be needed.
 const ROUNDS_MAX: u32 = 64;
-
-/// Where a piece's chunk comes from, once it is claimed.
-enum Supplied {
-    Stock(Chunk),
-    Create(u64),
-    Alias(Arc<Chunk>),
-}
-
-/// One chunk to be mapped.
-struct Part {
-    first_slot: u32,
-    slots: u32,
-    segment: Segment,
-    supplied: Option<Supplied>,
-    mapping: Option<Mapping>,
-}
-
-/// Memory on its way to a window.
-struct Claim {
-    window_offset: u64,
-    window_bytes: u64,
-    parts: Vec<Part>,
-}
 
 enum Planned {
     Claim(Claim),
@@ -181,89 +156,6 @@ fn find(state: &mut LaneState, request: &Request) -> Result<vmm_heap::Block, Mis
     }
 }
 
-/// A window of addresses and what it lacks.
-struct Window {
-    offset: u64,
-    first_slot: u32,
-    end_slot: u32,
-    missing_slots: u32,
-}
-
-/// The window that needs the least new memory, lowest address first.
-fn choose_window(region: &Region, heap: &vmm_heap::Heap, miss: &Miss) -> Option<Window> {
-    let slot_bytes = region.slot_bytes();
-    let end_slot = region.end_slot();
-    // Sums over the slots below each: how many lack memory, how many cannot be used.
-    let mut vacant = Vec::with_capacity(end_slot as usize + 1);
-    let mut blocked = Vec::with_capacity(end_slot as usize + 1);
-    let (mut vacant_sum, mut blocked_sum) = (0u32, 0u32);
-    for slot in 0..end_slot {
-        vacant.push(vacant_sum);
-        blocked.push(blocked_sum);
-        match region.slot(slot) {
-            Slot::Vacant => vacant_sum += 1,
-            Slot::Mapped(_) => {}
-            Slot::Claimed | Slot::Retiring | Slot::Barrier => blocked_sum += 1,
-        }
-    }
-    vacant.push(vacant_sum);
-    blocked.push(blocked_sum);
-    let mut best: Option<Window> = None;
-    let mut consider = |offset: u64| {
-        let Some(stop) = offset.checked_add(miss.bytes) else { return };
-        let first_slot = (offset / slot_bytes) as u32;
-        let stop_slot = stop.div_ceil(slot_bytes) as u32;
-        if stop_slot > region.capacity_slots() {
-            return;
-        }
-        let (low, high) = (first_slot.min(end_slot) as usize, stop_slot.min(end_slot) as usize);
-        if blocked[high] != blocked[low] {
-            return;
-        }
-        let beyond = stop_slot - stop_slot.min(end_slot).max(first_slot);
-        let missing_slots = vacant[high] - vacant[low] + beyond;
-        let better = |b: &Window| (missing_slots, offset) < (b.missing_slots, b.offset);
-        if best.as_ref().is_none_or(better) {
-            best = Some(Window { offset, first_slot, end_slot: stop_slot, missing_slots });
-        }
-    };
-    heap.windows(miss, region.end_bytes(), &mut consider);
-    consider(region.end_bytes().next_multiple_of(miss.align.max(slot_bytes)));
-    best
-}
-
-/// The stretches of a window without memory.
-fn runs(region: &Region, window: &Window) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for slot in window.first_slot..window.end_slot {
-        if region.slot(slot) != Slot::Vacant {
-            continue;
-        }
-        // A chunk does not reach over the border of two reservations.
-        let segment_end = region.segment_of(slot).map_or(0, |s| s.first_slot + s.slots);
-        match runs.last_mut() {
-            Some(run)
-                if run.first_slot + run.slots == slot
-                    && region.segment_of(run.first_slot).map_or(0, |s| s.first_slot + s.slots)
-                        == segment_end =>
-            {
-                run.slots += 1;
-            }
-            _ => runs.push(Run { first_slot: slot, slots: 1, spare_slots: 0 }),
-        }
-    }
-    if let Some(run) = runs.last_mut() {
-        // Vacant slots behind the window may be covered by the last chunk too.
-        let mut slot = run.first_slot + run.slots;
-        let limit = region.segment_of(run.first_slot).map_or(slot, |s| s.first_slot + s.slots);
-        while slot < limit && slot >= region.end_slot() {
-            run.spare_slots = limit - slot;
-            slot = limit;
-        }
-    }
-    runs
-}
-
 fn plan(
     state: &mut LaneState,
     device: &Device,
@@ -310,91 +202,6 @@ fn plan(
     Planned::Claim(claim)
 }
 
-/// Takes hold of everything a window needs, under the lane's lock.
-fn claim(
-    state: &mut LaneState,
-    miss: &Miss,
-    window: &Window,
-    pieces: &[Piece],
-    free_keys: &[u32],
-    take_stock: &mut dyn FnMut(u32) -> Option<Chunk>,
-) -> Claim {
-    let slot_bytes = state.region.slot_bytes();
-    let mut parts = Vec::with_capacity(pieces.len());
-    for piece in pieces {
-        let create = Supplied::Create(u64::from(piece.slots) * slot_bytes);
-        let supplied = match piece.source {
-            Source::Create => create,
-            Source::Stock => take_stock(piece.slots).map_or(create, Supplied::Stock),
-            Source::Free(index) => {
-                let key = free_keys[index];
-                let chunk = state.region.placed_at(key).map(|p| p.mapping.chunk().clone());
-                state.retire_chunk(key);
-                chunk.map_or(create, Supplied::Alias)
-            }
-        };
-        let Some(segment) = state.region.segment_of(piece.first_slot).cloned() else { continue };
-        state.region.claim(piece.first_slot, piece.slots);
-        parts.push(Part {
-            first_slot: piece.first_slot,
-            slots: piece.slots,
-            segment,
-            supplied: Some(supplied),
-            mapping: None,
-        });
-    }
-    let (start, stop) = (window.offset, window.offset + miss.bytes);
-    for part in &parts {
-        let (inside, _) = split(part, slot_bytes, start, stop);
-        state.heap.insert_free(inside.0, inside.1);
-    }
-    if let Err(error) = state.heap.alloc_at(start, miss.bytes) {
-        debug_assert!(false, "the window is free now: {error:?}");
-    }
-    state.busy += 1;
-    Claim { window_offset: start, window_bytes: miss.bytes, parts }
-}
-
-/// A part's bytes inside of the window, and behind and before it: (offset, bytes).
-fn split(part: &Part, slot_bytes: u64, start: u64, stop: u64) -> ((u64, u64), [(u64, u64); 2]) {
-    let first = u64::from(part.first_slot) * slot_bytes;
-    let end = first + u64::from(part.slots) * slot_bytes;
-    let (low, high) = (first.max(start), end.min(stop));
-    ((low, high - low), [(first, low - first), (high, end - high)])
-}
-
-/// Brings the memory: the driver's part, without any lock.
-fn act(device: &Device, claim: &mut Claim) -> Result<(), Shortage> {
-    let turn = Turn::Requester;
-    let slot_bytes = device.plan.granularity_bytes;
-    for part in &mut claim.parts {
-        let chunk = match part.supplied.take() {
-            Some(Supplied::Stock(chunk)) => Arc::new(chunk),
-            Some(Supplied::Alias(chunk)) => chunk,
-            Some(Supplied::Create(bytes)) => match device.create_chunk(bytes, turn) {
-                Ok(chunk) => Arc::new(chunk),
-                Err(shortage) => return Err(shortage),
-            },
-            None => continue,
-        };
-        let kept = chunk.clone();
-        let mapped =
-            turn.with(|| Region::map_in(&part.segment, slot_bytes, part.first_slot, chunk));
-        match mapped {
-            Ok(mapping) => {
-                drop(kept);
-                let mapping = part.mapping.insert(mapping);
-                turn.with(|| mapping.set_access(&device.plan.grants)).map_err(Shortage::Driver)?;
-            }
-            Err(error) => {
-                device.settle(kept, turn);
-                return Err(Shortage::Driver(error));
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Makes the brought memory part of the heap and serves the request from it.
 fn publish(lane: &Lane, claim: Claim, request: &Request) -> Outcome {
     let (start, stop) = (claim.window_offset, claim.window_offset + claim.window_bytes);
@@ -423,52 +230,6 @@ fn publish(lane: &Lane, claim: Claim, request: &Request) -> Outcome {
     }
 }
 
-/// Undoes a claim: nobody has seen its addresses, so no gate is needed.
-fn hand_back(lane: &Lane, claim: Claim) {
-    let device = &*lane.device;
-    let turn = Turn::Requester;
-    let mut stuck = Vec::new();
-    let mut places = Vec::new();
-    for mut part in claim.parts {
-        places.push((part.first_slot, part.slots));
-        match part.supplied.take() {
-            Some(Supplied::Stock(chunk)) => device.settle(Arc::new(chunk), turn),
-            Some(Supplied::Alias(chunk)) => device.settle(chunk, turn),
-            Some(Supplied::Create(_)) | None => {}
-        }
-        let Some(mapping) = part.mapping.take() else { continue };
-        match turn.with(|| mapping.unmap()) {
-            Ok(chunk) => device.settle(chunk, turn),
-            Err((mapping, _)) => {
-                let (first_slot, slots) = (part.first_slot, part.slots);
-                stuck.push(Retired { mapping, first_slot, slots, gate: Gate::Passed });
-            }
-        }
-    }
-    let mut guard = lane.cell.lock();
-    let Some(state) = guard.as_mut() else { return };
-    let slot_bytes = state.region.slot_bytes();
-    state.busy -= 1;
-    if let Err(error) = state.heap.free(claim.window_offset) {
-        debug_assert!(false, "the window is a block: {error:?}");
-    }
-    let (start, stop) = (claim.window_offset, claim.window_offset + claim.window_bytes);
-    for (first_slot, slots) in places {
-        let first = u64::from(first_slot) * slot_bytes;
-        let end = first + u64::from(slots) * slot_bytes;
-        let (low, high) = (first.max(start), end.min(stop));
-        if let Err(error) = state.heap.remove_free(low, high - low) {
-            debug_assert!(false, "what was claimed is free again: {error:?}");
-        }
-        if stuck.iter().any(|entry| entry.first_slot == first_slot) {
-            state.region.hold(first_slot, slots);
-        } else {
-            state.region.vacate(first_slot, slots);
-        }
-    }
-    state.limbo.retired.extend(stuck);
-}
-
 /// Reserves more addresses: twice what the lane has, down to what the request needs.
 fn reserve(lane: &Lane, min_bytes: u64) -> Result<(), Error> {
     let plan = &lane.device.plan;
@@ -477,14 +238,13 @@ fn reserve(lane: &Lane, min_bytes: u64) -> Result<(), Error> {
         let state = lane.state(&mut guard)?;
         (state.region.next_address(), state.region.reserved_bytes())
     };
-    let wish = reserved.max(plan.reserve_bytes).max(min_bytes.next_multiple_of(plan.align_max_bytes));
-    let range =
-        Region::reserve(&lane.device.driver, min_bytes, wish, plan.align_max_bytes, hint).map_err(
-            |cause| match cause.is_out_of_addresses() {
-                true => Error::OutOfAddresses { bytes: min_bytes, cause },
-                false => Error::Driver(cause),
-            },
-        )?;
+    let wish =
+        reserved.max(plan.reserve_bytes).max(min_bytes.next_multiple_of(plan.align_max_bytes));
+    let range = Region::reserve(&lane.device.driver, min_bytes, wish, plan.align_max_bytes, hint)
+        .map_err(|cause| match cause.is_out_of_addresses() {
+        true => Error::OutOfAddresses { bytes: min_bytes, cause },
+        false => Error::Driver(cause),
+    })?;
     let mut guard = lane.cell.lock();
     let state = lane.state(&mut guard)?;
     let align_slots = (plan.align_max_bytes / plan.granularity_bytes) as u32;

@@ -87,6 +87,7 @@ pub(crate) fn free_crossed(cell: &'static LaneCell, offset: u64, bytes: u64, str
         state.live.block_bytes -= block_bytes;
         state.limbo.block_bytes += block_bytes;
         state.limbo.parked.push(Parked { offset, block_bytes, gates });
+        device.limbo_grew(1);
         state.should_retire()
     };
     if should_retire {
@@ -248,6 +249,7 @@ fn publish(
         for &(first_slot, slots) in vacant {
             state.region.vacate(first_slot, slots);
         }
+        state.device.limbo_shrank(free.len() + vacant.len());
         state.should_retire()
     };
     if should_retire {

@@ -7,10 +7,13 @@
 //! to its lane by a plain `&'static`, which costs no reference count. What is behind the shell is
 //! dropped when the lane retires; how many buffers are alive is a count under the lane's lock.
 
+mod claim;
 mod close;
 mod grow;
 mod limbo;
+mod window;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,7 +48,6 @@ static VACANT: Mutex<Vec<&'static LaneCell>> = Mutex::new(Vec::new());
 static NEXT_LANE: AtomicU64 = AtomicU64::new(1);
 
 /// What a lane is made of, behind its lock.
-#[derive(Debug)]
 pub(crate) struct LaneState {
     pub(crate) id: u64,
     pub(crate) heap: Heap,
@@ -68,6 +70,18 @@ pub(crate) struct Live {
     pub(crate) asked_bytes: u64,
     pub(crate) block_bytes: u64,
     pub(crate) peak_asked_bytes: u64,
+}
+
+impl fmt::Debug for LaneState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The heap is left out: its tables are long.
+        f.debug_struct("LaneState")
+            .field("id", &self.id)
+            .field("stream", &self.stream)
+            .field("live", &self.live)
+            .field("closing", &self.closing)
+            .finish_non_exhaustive()
+    }
 }
 
 impl LaneCell {
