@@ -1,0 +1,297 @@
+//! Reserve, create, map, unmap, release: the VMM calls. Access is in its own file.
+
+use super::answer::{Answer, Refused};
+use super::regions::{AccessTable, Backing, Region};
+use super::state::State;
+use super::{Sim, costs};
+use crate::call::Call;
+use crate::error::{DriverResult, ResultCode, explain};
+use crate::types::{ChunkHandle, ChunkProps, DeviceId, GranularityKind, Location, PointerInfo};
+
+impl Sim {
+    pub(super) fn do_granularity(
+        &self,
+        props: &ChunkProps,
+        kind: GranularityKind,
+    ) -> DriverResult<u64> {
+        // Answers for devices that do not exist too (row D-C2).
+        self.call(Call::MemGetAllocationGranularity, |state| {
+            Ok(state.config.granularity_bytes(props, kind))
+        })
+    }
+
+    pub(super) fn do_address_reserve(
+        &self,
+        bytes: u64,
+        align_bytes: u64,
+        hint: u64,
+    ) -> DriverResult<u64> {
+        self.call(Call::MemAddressReserve, |state| {
+            let granularity = state.config.address_granularity();
+            if bytes == 0 || !bytes.is_multiple_of(granularity) {
+                return Err(Refused::invalid_value(explain::alignment(None, bytes, granularity)));
+            }
+            if align_bytes != 0 && !align_bytes.is_power_of_two() {
+                return Err(Refused::invalid_value(format_args!(
+                    "alignment {align_bytes} is no power of two"
+                )));
+            }
+            let hint = (hint != 0 && state.config.honour_hints).then_some(hint);
+            let fits = bytes <= state.config.max_reservation_bytes;
+            let align = align_bytes.max(granularity);
+            match fits.then(|| state.space.reserve(bytes, align, hint)).flatten() {
+                Some(address) => {
+                    state.bill(costs::reserve_ns(bytes));
+                    Ok(address)
+                }
+                None => Err(Refused::new(ResultCode::OUT_OF_MEMORY).because(format_args!(
+                    "no {bytes} bytes of addresses left: {} of {} reserved",
+                    state.space.reserved_bytes(),
+                    state.config.address_space_bytes
+                ))),
+            }
+        })
+    }
+
+    pub(super) fn do_address_free(&self, address: u64, bytes: u64) -> DriverResult<()> {
+        self.call(Call::MemAddressFree, |state| {
+            if !state.space.is_range(address, bytes) {
+                return Err(Refused::invalid_value(format_args!(
+                    "{address:#x} and {bytes} bytes are not what one reserve gave"
+                )));
+            }
+            if state.any_region_in(address, bytes) {
+                return Err(Refused::invalid_value("something is still mapped in the range"));
+            }
+            state.space.free(address, bytes);
+            state.bill(costs::address_free_ns(bytes));
+            Ok(())
+        })
+    }
+
+    pub(super) fn do_create(&self, bytes: u64, props: &ChunkProps) -> DriverResult<ChunkHandle> {
+        self.call(Call::MemCreate, |state| {
+            match props.location {
+                Location::Device(device) => {
+                    state.device(device)?;
+                }
+                Location::HostNuma(node) if node < state.config.host_nodes => {}
+                Location::HostNuma(_) | Location::Host => {
+                    return Err(Refused::invalid_value(format_args!(
+                        "no memory can be made at {}",
+                        props.location
+                    )));
+                }
+            }
+            let granularity = state.config.granularity(props).minimum;
+            if bytes == 0 || !bytes.is_multiple_of(granularity) {
+                return Err(Refused::invalid_value(explain::alignment(None, bytes, granularity)));
+            }
+            state.config.permit(Call::MemCreate, props)?;
+            state.make_room(props.location);
+            let physical = state.add_physical(*props, bytes)?;
+            let exportable = state.physical[physical].exportable();
+            state.bill(match props.location {
+                Location::Device(_) => costs::create_ns(bytes, exportable),
+                Location::Host | Location::HostNuma(_) => costs::create_host_ns(bytes),
+            });
+            Ok(state.add_handle(physical))
+        })
+    }
+
+    pub(super) fn do_release(&self, chunk: ChunkHandle) -> DriverResult<()> {
+        self.call(Call::MemRelease, |state| {
+            let freed = state.drop_handle_reference(chunk)?;
+            if freed > 0 {
+                state.bill(costs::release_ns(freed));
+            }
+            Ok(())
+        })
+    }
+
+    pub(super) fn do_retain(&self, address: u64) -> DriverResult<ChunkHandle> {
+        self.call(Call::MemRetainAllocationHandle, |state| match state.region_at(address) {
+            Some((_, Region { backing: Backing::Chunk { handle, .. }, .. })) => {
+                let handle = *handle;
+                if let Some(entry) = state.handles.get_mut(&handle.0) {
+                    entry.references += 1;
+                }
+                Ok(handle)
+            }
+            _ => Err(no_chunk_at(address)),
+        })
+    }
+
+    pub(super) fn do_properties(&self, chunk: ChunkHandle) -> DriverResult<ChunkProps> {
+        self.call(Call::MemGetAllocationProperties, |state| {
+            let physical = state.handle(chunk)?.physical;
+            Ok(state.physical[physical].props)
+        })
+    }
+
+    pub(super) fn do_map(
+        &self,
+        address: u64,
+        bytes: u64,
+        offset: u64,
+        chunk: ChunkHandle,
+    ) -> DriverResult<()> {
+        self.call(Call::MemMap, |state| {
+            let physical_index = state.handle(chunk)?.physical;
+            let physical = &state.physical[physical_index];
+            if offset != 0 || bytes != physical.bytes {
+                return Err(Refused::new(ResultCode::NOT_SUPPORTED).because(format_args!(
+                    "{bytes} bytes at offset {offset} of a chunk of {}: only whole chunks map",
+                    physical.bytes
+                )));
+            }
+            let granularity = state.config.granularity(&physical.props).minimum;
+            if !address.is_multiple_of(granularity) {
+                return Err(Refused::invalid_value(explain::alignment(
+                    Some(address),
+                    bytes,
+                    granularity,
+                )));
+            }
+            if !state.space.covers(address, bytes) {
+                return Err(Refused::invalid_value(format_args!(
+                    "{address:#x} and {bytes} bytes are not all reserved"
+                )));
+            }
+            if state.any_region_in(address, bytes) {
+                return Err(Refused::invalid_value(format_args!(
+                    "{address:#x} and {bytes} bytes are not all unmapped"
+                )));
+            }
+            state.config.permit(Call::MemMap, &physical.props)?;
+            let cost = costs::map_ns(physical.exportable(), physical.props.rdma);
+            state.bill(cost);
+            if let Some(handle) = state.handles.get_mut(&chunk.0) {
+                handle.mappings += 1;
+            }
+            let id = state.next_region_id();
+            let backing = Backing::Chunk { handle: chunk, physical: physical_index };
+            let region = Region { bytes, backing, access: AccessTable::NONE, id };
+            state.regions.insert(address, region);
+            Ok(())
+        })
+    }
+
+    pub(super) fn do_unmap(&self, address: u64, bytes: u64) -> DriverResult<()> {
+        self.call(Call::MemUnmap, |state| {
+            let granularity = state.config.address_granularity();
+            if bytes == 0 || !bytes.is_multiple_of(granularity) {
+                return Err(Refused::invalid_value(explain::alignment(
+                    Some(address),
+                    bytes,
+                    granularity,
+                )));
+            }
+            if !state.space.covers(address, bytes) {
+                return Err(Refused::invalid_value(format_args!(
+                    "{address:#x} and {bytes} bytes are not all reserved"
+                )));
+            }
+            // Holes are fine (row D-U2), halves are not (row D-U1).
+            let starts = state.whole_regions(address, bytes)?;
+            let mut cost = 0;
+            for start in starts {
+                cost += state.unmap_region(start);
+            }
+            state.bill(cost.max(costs::base_ns(Call::MemUnmap)));
+            Ok(())
+        })
+    }
+
+    pub(super) fn do_address_range(&self, address: u64) -> DriverResult<(u64, u64)> {
+        self.call(Call::MemGetAddressRange, |state| match state.region_at(address) {
+            Some((start, region)) => Ok((start, region.bytes)),
+            None => Err(no_chunk_at(address)),
+        })
+    }
+
+    pub(super) fn do_pointer_info(&self, address: u64) -> DriverResult<PointerInfo> {
+        self.call(Call::PointerGetAttributes, |state| {
+            let (_, region) = state.region_at(address).ok_or_else(|| no_chunk_at(address))?;
+            let context_of = |device: DeviceId| {
+                let context = state.devices[device.0 as usize].context.as_ref();
+                context.map(|context| context.handle)
+            };
+            Ok(match region.backing {
+                Backing::Chunk { physical, .. } => {
+                    let home = state.physical[physical].props.location.device();
+                    PointerInfo {
+                        memory_type: if home.is_some() { 2 } else { 1 },
+                        device: home.unwrap_or(DeviceId(0)),
+                        context: None,
+                        legacy_ipc_capable: false,
+                    }
+                }
+                Backing::Legacy { device, from_pool, .. } => PointerInfo {
+                    memory_type: 2,
+                    device,
+                    context: context_of(device),
+                    legacy_ipc_capable: !from_pool,
+                },
+                Backing::Pinned => PointerInfo {
+                    memory_type: 1,
+                    device: DeviceId(0),
+                    context: context_of(DeviceId(0)),
+                    legacy_ipc_capable: false,
+                },
+            })
+        })
+    }
+
+    pub(super) fn do_legacy_ipc_export(&self, device: DeviceId, address: u64) -> DriverResult<()> {
+        self.call_on(Call::IpcGetMemHandle, device, |state| match state.region_at(address) {
+            Some((_, Region { backing: Backing::Legacy { from_pool: false, .. }, .. })) => Ok(()),
+            _ => Err(Refused::invalid_value("only memory of cuMemAlloc has a legacy IPC handle")),
+        })
+    }
+}
+
+pub(super) fn no_chunk_at(address: u64) -> Refused {
+    Refused::invalid_value(format_args!("nothing is mapped at {address:#x}"))
+}
+
+impl State {
+    /// The starts of the mappings in a span of addresses, none of which may stick out of it.
+    pub(super) fn whole_regions(&self, address: u64, bytes: u64) -> Answer<Vec<u64>> {
+        let end = address + bytes;
+        let sticks_out =
+            |start: u64, region: &Region| start < address || start + region.bytes > end;
+        if let Some((start, region)) = self.region_at(address)
+            && sticks_out(start, region)
+        {
+            return Err(half_of(start, region.bytes));
+        }
+        let mut starts = Vec::new();
+        for (&start, region) in self.regions.range(address..end) {
+            if sticks_out(start, region) {
+                return Err(half_of(start, region.bytes));
+            }
+            starts.push(start);
+        }
+        Ok(starts)
+    }
+
+    /// Takes one mapping away at once, whatever runs (row D-U4). Returns the cost.
+    fn unmap_region(&mut self, start: u64) -> u64 {
+        let Some(region) = self.regions.remove(&start) else { return 0 };
+        let Backing::Chunk { handle, physical } = region.backing else { return 0 };
+        let home = self.physical[physical].props.location;
+        let cost = costs::unmap_ns(region.bytes, self.physical[physical].exportable());
+        for device in region.access.granted().collect::<Vec<_>>() {
+            self.count_peer(home, device, false);
+        }
+        let freed = self.drop_mapping_reference(handle);
+        cost + if freed > 0 { costs::release_ns(freed) } else { 0 }
+    }
+}
+
+fn half_of(start: u64, bytes: u64) -> Refused {
+    Refused::invalid_value(format_args!(
+        "the mapping at {start:#x} of {bytes} bytes is not wholly inside"
+    ))
+}
