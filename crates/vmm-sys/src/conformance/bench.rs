@@ -17,6 +17,7 @@ use super::second::Second;
 type Fresh = dyn Fn() -> DriverResult<Arc<dyn Driver>> + Send + Sync;
 type Isolation = dyn Fn(&Row, usize) -> Outcome + Send + Sync;
 type SecondProcess = dyn Fn() -> Command + Send + Sync;
+type Voice = dyn Fn(&str) + Send + Sync;
 
 /// A driver with one or two devices to run rows on. Holds one reference to the primary context of
 /// each, so that no row pays for making one.
@@ -32,6 +33,7 @@ pub struct Bench {
     fresh: Option<Arc<Fresh>>,
     isolation: Option<Arc<Isolation>>,
     second_process: Option<Arc<SecondProcess>>,
+    voice: Option<Arc<Voice>>,
 }
 
 impl Bench {
@@ -53,6 +55,7 @@ impl Bench {
             fresh: None,
             isolation: None,
             second_process: None,
+            voice: None,
         };
         for device in [Some(device), second_device].into_iter().flatten() {
             bench.driver.primary_context_retain(device)?;
@@ -96,6 +99,13 @@ impl Bench {
         self
     }
 
+    /// Hears what a row that may hang or crash is about to do: its last words.
+    #[must_use]
+    pub fn with_voice(mut self, voice: impl Fn(&str) + Send + Sync + 'static) -> Bench {
+        self.voice = Some(Arc::new(voice));
+        self
+    }
+
     /// The driver under test.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
@@ -124,6 +134,13 @@ impl Bench {
     /// Which case of its row is being run.
     pub(crate) fn case(&self) -> usize {
         self.case
+    }
+
+    /// Tells the voice, if there is one, what comes next.
+    pub(crate) fn say(&self, text: &str) {
+        if let Some(voice) = &self.voice {
+            voice(text);
+        }
     }
 
     pub(crate) fn has_second_process(&self) -> bool {
@@ -183,6 +200,7 @@ impl Bench {
             fresh: self.fresh.clone(),
             isolation: self.isolation.clone(),
             second_process: self.second_process.clone(),
+            voice: self.voice.clone(),
             ..*self
         };
         match catch_unwind(AssertUnwindSafe(|| (row.run)(&bench))) {

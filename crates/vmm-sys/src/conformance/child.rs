@@ -12,8 +12,8 @@ use super::row::{Row, RowKind};
 /// Runs a child that prints [`Outcome::encode`] on its standard output, and reads it.
 ///
 /// A child that ends early, or runs longer than `limit` and is killed, has answered too: for a
-/// checking row that is a failure, for an observing row it is what came. What the child wrote
-/// before, on standard output, goes into the text.
+/// checking row that is a failure, for an observing row it is what came. The last line that it
+/// wrote on standard output ([`super::Bench::with_voice`]) goes into the text.
 pub fn run_in_child(row: &Row, mut command: Command, limit: Duration) -> Outcome {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = match child {
@@ -43,10 +43,11 @@ pub fn run_in_child(row: &Row, mut command: Command, limit: Duration) -> Outcome
         }
     };
     let said = reader.join().unwrap_or_default();
-    if let Some(outcome) = Outcome::decode(said.trim_end()) {
+    if let Some(outcome) = Outcome::decode(&said) {
         return outcome;
     }
-    let text = format!("the process {end}; it had said: {:?}", said.trim_end());
+    let last_words = said.trim_end().lines().last().unwrap_or("nothing");
+    let text = format!("the process {end}; its last words: {last_words}");
     match row.kind {
         RowKind::Check => Outcome::Failed(text),
         RowKind::Observe => Outcome::Observed(text),
@@ -79,11 +80,11 @@ mod tests {
 
     #[test]
     fn a_child_is_believed_only_if_it_answered() {
-        let passed = shell(RowKind::Check, "echo passed; echo fine");
+        let passed = shell(RowKind::Check, "echo begun; echo outcome: passed; printf fine");
         assert_eq!(passed, Outcome::Passed("fine".into()));
-        let crashed = shell(RowKind::Check, "printf 'map of 3: '; kill -SEGV $$");
+        let crashed = shell(RowKind::Check, "echo map of 3; kill -SEGV $$");
         assert!(matches!(&crashed, Outcome::Failed(text)
-            if text.contains("signal 11") && text.contains("map of 3")));
+            if text.contains("signal 11; its last words: map of 3")));
         let crashed = shell(RowKind::Observe, "kill -SEGV $$");
         assert!(matches!(&crashed, Outcome::Observed(text) if text.contains("signal 11")));
         let silent = shell(RowKind::Check, "exit 0");

@@ -4,6 +4,9 @@ use std::fmt;
 
 use crate::error::DriverError;
 
+/// Begins the line that hands an outcome over.
+const MARK: &str = "outcome: ";
+
 /// What came of one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -38,15 +41,16 @@ impl Outcome {
         }
     }
 
-    /// The form in which a child process hands its outcome to its parent: the word, a line break,
-    /// the text.
+    /// The form in which a child process hands its outcome to its parent: a line with the word,
+    /// then the text. Other lines may come before.
     pub fn encode(&self) -> String {
-        format!("{}\n{}", self.word(), self.text())
+        format!("{MARK}{}\n{}", self.word(), self.text())
     }
 
     /// Reads [`Outcome::encode`]'s form; `None` if the child did not get that far.
-    pub fn decode(encoded: &str) -> Option<Outcome> {
-        let (word, text) = encoded.split_once('\n')?;
+    pub fn decode(said: &str) -> Option<Outcome> {
+        let at = if said.starts_with(MARK) { 0 } else { said.rfind(&format!("\n{MARK}"))? + 1 };
+        let (word, text) = said[at + MARK.len()..].split_once('\n')?;
         let text = text.to_owned();
         match word {
             "passed" => Some(Outcome::Passed(text)),
@@ -130,10 +134,13 @@ mod tests {
             Outcome::Failed("expected a, got b".into()),
             Outcome::Skipped("one device".into()),
         ] {
-            assert_eq!(Outcome::decode(&outcome.encode()), Some(outcome));
+            let said = format!("making stream 3\n{}", outcome.encode());
+            assert_eq!(Outcome::decode(&outcome.encode()).as_ref(), Some(&outcome));
+            assert_eq!(Outcome::decode(&said), Some(outcome));
         }
         assert_eq!(Outcome::decode("thread 'main' panicked"), None);
-        assert_eq!(Outcome::decode("nonsense\ntext"), None);
+        assert_eq!(Outcome::decode("outcome: nonsense\ntext"), None);
+        assert_eq!(Outcome::decode("passed\n"), None);
     }
 
     #[test]

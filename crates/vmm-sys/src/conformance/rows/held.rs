@@ -159,40 +159,40 @@ pub(super) fn d_n3(bench: &Bench) -> Outcome {
     bench.observe(|s| Ok(calls_while_held(s, s.peer()?, s.device())?.join("\n")))
 }
 
+/// Where D-N2 holds its stream, each in a place of its own.
+pub(super) const N2_CASES: &[Case] = &[Case::any("same device"), Case::any("other device")];
+
 /// D-N2: streams are made and used for the first time while one is held. A program that did so
 /// hung once; this row runs where a hang ends with its process.
 pub(super) fn d_n2(bench: &Bench) -> Outcome {
     bench.observe(|s| {
         const STREAMS: u32 = 40;
         let (g, device) = (s.g(), s.device());
-        let mut text = Vec::new();
-        for held_on in s.devices() {
-            let target = s.buffer(g, device, &[device])?;
-            s.fill_words(device, target, 16, 0)?;
-            let held = s.stream(held_on)?;
-            let mut gate = Gate::close(s, held_on, held, HOLD_LIMIT)?;
-            let begin = Instant::now();
-            let mut first_wait = None;
-            for index in 0..STREAMS {
-                let stream = s.stream(device)?;
-                if gate.timed_out() {
-                    first_wait = first_wait.or(Some(format!("making stream {index}")));
-                }
-                let kernel = ProbeKernel::FillWords { dst: target, words: 16, value: index };
-                s.launch(device, kernel, stream)?;
-                if gate.timed_out() {
-                    first_wait = first_wait.or(Some(format!("the launch on stream {index}")));
-                }
+        let held_on = if bench.case() == 0 { device } else { s.peer()? };
+        let target = s.buffer(g, device, &[device])?;
+        s.fill_words(device, target, 16, 0)?;
+        let held = s.stream(held_on)?;
+        let mut gate = Gate::close(s, held_on, held, HOLD_LIMIT)?;
+        let begin = Instant::now();
+        let mut first_wait = None;
+        for index in 0..STREAMS {
+            bench.say(&format!("making stream {index}"));
+            let stream = s.stream(device)?;
+            if gate.timed_out() {
+                first_wait = first_wait.or(Some(format!("making stream {index}")));
             }
-            let us = begin.elapsed().as_secs_f64() * 1e6;
-            gate.open();
-            s.synchronize(held_on, held)?;
-            let verdict = first_wait.map_or("none waited".to_owned(), |call| call + " waited");
-            text.push(format!(
-                "held on {held_on}, {STREAMS} streams made and launched on, on {device}: {verdict}, \
-                 {us:.0} us in all"
-            ));
+            bench.say(&format!("launching on stream {index}"));
+            let kernel = ProbeKernel::FillWords { dst: target, words: 16, value: index };
+            s.launch(device, kernel, stream)?;
+            if gate.timed_out() {
+                first_wait = first_wait.or(Some(format!("the launch on stream {index}")));
+            }
         }
-        Ok(text.join("\n"))
+        let us = begin.elapsed().as_secs_f64() * 1e6;
+        bench.say("opening the gate");
+        gate.open();
+        s.synchronize(held_on, held)?;
+        let verdict = first_wait.map_or("none waited".to_owned(), |call| call + " waited");
+        Ok(format!("{STREAMS} streams made and launched on: {verdict}, {us:.0} us in all"))
     })
 }

@@ -118,7 +118,8 @@ pub const ROWS: &[Row] = &[
         .with_cases(held::V7_CASES),
     check("D-K1", "fork", "a forked child has no driver", ONE, stream::d_k1),
     observe("D-N1", "calls beside a held stream", ONE, held::d_n1),
-    observe("D-N2", "new streams beside a held one", OWN, held::d_n2),
+    observe("D-N2", "new streams beside a held one", OWN, held::d_n2)
+        .with_cases(held::N2_CASES),
     observe("D-N3", "calls beside the other device's held stream", TWO, held::d_n3),
     observe("D-N4", "VMM calls without a context", ONE, observe::d_n4),
     observe("D-N5", "handles that name nothing", OWN, observe::d_n5).with_cases(observe::N5_CASES),

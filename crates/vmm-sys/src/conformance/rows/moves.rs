@@ -190,7 +190,7 @@ pub(super) fn d_v4(bench: &Bench) -> Outcome {
             let (beside, remaps) = (beside?, remaps?);
             ensure(remaps > 0, || "no remap was made beside the kernels".into())?;
             notes.push(format!(
-                "{device}: {alone:.1} us a pair of kernels alone, {beside:.1} beside {remaps} remaps"
+                "{device}: {alone:.1} us a pair of kernels, {beside:.1} beside {remaps} remaps"
             ));
         }
         Ok(notes.join("; "))
