@@ -144,13 +144,16 @@ fn suite(driver: Arc<dyn Driver>, options: &Options) -> ExitCode {
         Err(text) => return refuse(&text),
     };
     let report = run_all(&bench, &options.filter, &mut |progress| match progress {
-        // Without a line break: a row that hangs leaves its name as the last word.
+        // On standard error and without a line break: a row that hangs is the last word there.
         Progress::Begins(row) => {
-            print!("{} ... ", row.id);
-            // A closed standard output is no reason to stop the suite.
-            let _ = std::io::stdout().flush();
+            eprint!("\r{} ...", row.id);
+            // A closed standard error is no reason to stop the suite.
+            let _ = std::io::stderr().flush();
         }
-        Progress::Ended(row) => println!("{row}"),
+        Progress::Ended(row) => {
+            eprint!("\r");
+            println!("{row}");
+        }
     });
     println!("\n{report}");
     if let Some(path) = &options.json

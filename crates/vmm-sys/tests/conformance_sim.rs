@@ -17,11 +17,12 @@ fn machine() -> Arc<dyn Driver> {
 
 /// Runs one row. The simulated device has all that a row can need: a skip here is a failure.
 fn run(name: &str) {
+    let program = std::env::current_exe().expect("a running test knows its program");
     let bench = Bench::new(machine(), DeviceId(0))
-        .unwrap()
+        .expect("the simulated machine has a device 0")
         .with_fresh(|| Ok(machine()))
-        .with_second_process(|| {
-            let mut command = Command::new(std::env::current_exe().unwrap());
+        .with_second_process(move || {
+            let mut command = Command::new(&program);
             command.args(["--exact", "second_process", "--nocapture"]).env(SECOND_PROCESS, "1");
             command
         });

@@ -105,17 +105,18 @@ impl fmt::Display for RowReport {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for word in ["observed", "skipped", "failed"] {
+        for word in ["skipped", "failed"] {
             for row in self.rows.iter().filter(|row| row.outcome.word() == word) {
-                writeln!(f, "{word} {}: {}", row.id, row.outcome.text())?;
+                writeln!(f, "{row}")?;
             }
         }
         let count = |word| self.count(word);
-        writeln!(
-            f,
-            "{} observed: the table has no answer yet, they cannot fail",
-            count("observed")
-        )?;
+        let observed = self.rows.iter().filter(|row| row.outcome.word() == "observed");
+        let observed: Vec<_> = observed.map(|row| row.id).collect();
+        if !observed.is_empty() {
+            let (count, names) = (observed.len(), observed.join(", "));
+            writeln!(f, "{count} observed (no answer is known yet, they cannot fail): {names}")?;
+        }
         write!(
             f,
             "{} passed, {} failed, {} skipped",
@@ -164,7 +165,7 @@ mod tests {
     #[test]
     fn skips_are_listed_with_reasons_and_the_last_line_counts() {
         let text = report().to_string();
-        assert!(text.contains("skipped D-R2: one \"device\""), "{text}");
+        assert!(text.contains("D-R2   skipped") && text.contains("one \"device\""), "{text}");
         assert!(text.contains("1 observed"), "{text}");
         assert!(text.ends_with("1 passed, 0 failed, 1 skipped"), "{text}");
         assert!(report().is_good() && !Report::default().is_good());

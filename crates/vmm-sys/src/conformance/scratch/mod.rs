@@ -97,16 +97,22 @@ impl<'b> Scratch<'b> {
         ChunkProps::on_device(self.device())
     }
 
-    /// Panics unless `address .. address + bytes` was given out to this row: what makes a copy or
-    /// a kernel through it a matter of the device alone.
+    /// Panics unless `address .. address + bytes` was given out to this row, in one piece or in
+    /// several that touch (row D-R5): what makes a copy or a kernel through it a matter of the
+    /// device alone.
     fn must_own(&self, address: u64, bytes: u64) {
         let made = self.made.lock();
-        let inside = |start: u64, length: u64| {
-            address >= start && bytes <= length && address - start <= length - bytes
-        };
-        let owned = made.ranges.iter().any(|&(start, length)| inside(start, length))
-            || made.allocations.iter().any(|&(_, start, length)| inside(start, length));
-        assert!(owned, "{address:#x} + {bytes} is not of this row");
+        let allocations = made.allocations.iter().map(|&(_, start, length)| (start, length));
+        let mut pieces: Vec<_> = made.ranges.iter().copied().chain(allocations).collect();
+        pieces.sort_unstable();
+        let end = address.checked_add(bytes).expect("rows stay within the address space");
+        let mut owned_to = address;
+        for (start, length) in pieces {
+            if start <= owned_to {
+                owned_to = owned_to.max(start + length);
+            }
+        }
+        assert!(owned_to >= end, "{address:#x} + {bytes} is not of this row");
     }
 
     /// Panics unless the handle still names something of this row: a reference that it owns, or
