@@ -1,0 +1,56 @@
+//! A pool on a simulated device, ready for a story.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::sync::Arc;
+
+use vmm_pool::{Lane, Pool, PoolBuilder};
+use vmm_sys::object::Stream;
+use vmm_sys::sim::Sim;
+use vmm_sys::{CallCounts, DeviceId, Driver};
+
+pub const MIB: u64 = 1 << 20;
+pub const HOME: DeviceId = DeviceId(0);
+
+pub struct Rig {
+    pub sim: Arc<Sim>,
+    pub driver: Arc<dyn Driver>,
+    pub pool: Pool,
+    pub stream: Stream,
+    pub lane: Lane,
+}
+
+impl Rig {
+    pub fn new(settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Rig {
+        Rig::on(Sim::builder().build(), settings)
+    }
+
+    pub fn on(sim: Arc<Sim>, settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Rig {
+        let driver: Arc<dyn Driver> = sim.clone();
+        let builder = Pool::builder(driver.clone()).background(false);
+        let pool = settings(builder).build().unwrap();
+        let stream = Stream::create(&driver, HOME).unwrap();
+        let lane = pool.lane(&stream).unwrap();
+        Rig { sim, driver, pool, stream, lane }
+    }
+
+    /// What `work` cost at the driver.
+    pub fn calls(&self, work: impl FnOnce()) -> CallCounts {
+        let before = self.driver.ledger().snapshot();
+        work();
+        self.driver.ledger().snapshot().since(&before)
+    }
+
+    pub fn stats(&self) -> vmm_pool::DeviceStats {
+        let stats = self.pool.device_stats(HOME).unwrap();
+        assert!(stats.adds_up(), "{stats:?}");
+        self.pool.verify().unwrap();
+        stats
+    }
+
+    /// Drops everything and asks the simulated device whether something was left behind.
+    pub fn end(self) {
+        let Rig { sim, driver, pool, stream, lane } = self;
+        drop((lane, stream, pool, driver));
+        sim.check_clean().unwrap();
+    }
+}
