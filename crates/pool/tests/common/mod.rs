@@ -1,5 +1,6 @@
 //! A pool on a simulated device, ready for a story.
 #![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
 
 use std::sync::Arc;
 
