@@ -11,7 +11,9 @@
 
 #![deny(unsafe_code)]
 
+pub mod driver_choice;
 pub mod replay;
 pub mod report;
+pub mod size;
 pub mod target;
 pub mod trace;

@@ -1,3 +1,34 @@
-//! The program `vmm-pool`.
+//! The program `vmm-pool`. Each command is a file under `cmd`; the machinery is the library.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod cmd;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// A cross-GPU memory pool with stable addresses: replay allocator traces, examine the machine.
+#[derive(Debug, Parser)]
+#[command(name = "vmm-pool", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Replay(cmd::replay::Args),
+}
+
+fn main() -> ExitCode {
+    // Wrong usage ends here, with exit code 2.
+    let Cli { command } = Cli::parse();
+    let result = match command {
+        Command::Replay(args) => cmd::replay::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

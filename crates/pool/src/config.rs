@@ -40,7 +40,7 @@ impl Default for Settings {
         Settings {
             devices: Vec::new(),
             chunk: ChunkSize::Auto,
-            placement: Placement::FirstFit,
+            placement: Placement::Buddy,
             soft_limit: Some(0.01),
             limit_bytes: None,
             stock_low_bytes: 0,

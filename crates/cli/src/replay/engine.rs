@@ -5,7 +5,7 @@ use super::{
     overlap,
 };
 
-/// In a timed pass, held memory is sampled each time this many steps have passed.
+/// In a timed pass, held memory is sampled each time this many steps have passed, and at the peak.
 const SAMPLE_STEPS: usize = 1024;
 
 /// Empty time stamps taken to learn what one costs.
@@ -123,7 +123,7 @@ fn timed_steps<T: Target>(
         if let Step::Alloc { slot, .. } = *step {
             record.extents.extend(blocks.extent(target, slot));
         }
-        if index % SAMPLE_STEPS == 0 {
+        if index.is_multiple_of(SAMPLE_STEPS) || index == plan.peak_step {
             between(pass, "asking for held memory", target.sample())?;
         }
     }

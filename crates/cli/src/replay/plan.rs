@@ -52,6 +52,8 @@ pub struct Plan<'t> {
     pub steps: Vec<Step>,
     /// Number of streams that the steps use.
     pub streams: usize,
+    /// Index of the step with which live bytes first reach their peak.
+    pub peak_step: usize,
 }
 
 impl<'t> Plan<'t> {
@@ -79,8 +81,26 @@ impl<'t> Plan<'t> {
             }
         }
         let streams = spread.map_or(trace.streams, |spread| spread.streams.get().into());
-        Plan { trace, steps, streams }
+        let peak_step = peak_step(trace, &steps);
+        Plan { trace, steps, streams, peak_step }
     }
+}
+
+fn peak_step(trace: &Trace, steps: &[Step]) -> usize {
+    let mut slot_bytes = vec![0; trace.slots];
+    let mut live_bytes = 0;
+    let peak = steps.iter().position(|step| {
+        match *step {
+            Step::Alloc { bytes, slot, .. } => {
+                slot_bytes[slot as usize] = bytes;
+                live_bytes += bytes;
+            }
+            Step::Cross { .. } => {}
+            Step::Free { slot } => live_bytes -= slot_bytes[slot as usize],
+        }
+        live_bytes == trace.peak_live_bytes
+    });
+    peak.unwrap_or(0) // never: the trace took its peak from the same steps
 }
 
 /// Vigna's SplitMix64: tiny, and the same on every machine.
@@ -170,6 +190,13 @@ mod tests {
         assert_eq!(Plan::new(&trace, spread(4, 7)).steps, Plan::new(&trace, spread(4, 7)).steps);
         assert_ne!(Plan::new(&trace, spread(4, 7)).steps, Plan::new(&trace, spread(4, 8)).steps);
         assert_eq!(Plan::new(&trace, spread(1, 7)).steps.len(), 500);
+    }
+
+    #[test]
+    fn the_peak_is_found_where_it_is_first_reached() {
+        let text = "a 1 300 0 0\nf 1 0\na 2 100 0 0\na 3 400 0 0\nf 2 0\na 4 100 0 0\n";
+        let trace = Trace::read(text.as_bytes(), Path::new("t")).unwrap();
+        assert_eq!(Plan::new(&trace, None).peak_step, 3);
     }
 
     #[test]

@@ -71,8 +71,8 @@ pub trait Target {
     /// A driver call failed.
     fn begin_pass(&self) -> Result<(), Cause>;
 
-    /// Called now and then during a timed pass, outside of every measured time, for allocators
-    /// whose held memory can only be asked of the driver.
+    /// Called now and then during a timed pass, and when live bytes are at their peak, outside of
+    /// every measured time: for allocators whose held memory can only be asked of the driver.
     ///
     /// # Errors
     /// A driver call failed.

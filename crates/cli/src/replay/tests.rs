@@ -16,6 +16,8 @@ struct World {
     log: RefCell<Vec<String>>,
     made: Cell<u32>,
     live: Cell<i64>,
+    /// Live bytes at each sample.
+    sampled: RefCell<Vec<u64>>,
 }
 
 struct TestClock(Rc<World>);
@@ -135,6 +137,7 @@ impl Target for Fake {
 
     fn sample(&self) -> Result<(), Cause> {
         self.pass_time(1_000_000); // must show in no figure
+        self.world.sampled.borrow_mut().push(self.live_bytes.get());
         if self.fault == Fault::Sample { Err("no figures".into()) } else { Ok(()) }
     }
 
@@ -197,6 +200,7 @@ fn a_pass_runs_the_trace_in_order_and_ends_with_nothing_live() {
     ];
     assert_eq!(log, [pass, pass].concat(), "a counted run, then a timed run, each from nothing");
     assert_eq!(world.made.get(), 2);
+    assert_eq!(world.sampled.take(), [1000, 1500], "at the start and at the peak");
 }
 
 #[test]

@@ -87,7 +87,7 @@ impl Table<'_> {
                 f,
                 "      For cudaMalloc and cudaMallocAsync the driver call is the operation: it is \
                  included,\n      and held is what the driver says is taken, asked every 1024 \
-                 operations."
+                 operations and at the peak."
             )?;
         }
         writeln!(

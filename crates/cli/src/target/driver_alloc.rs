@@ -1,17 +1,20 @@
 //! The driver's own allocators, through the same contract as the pool: what it is measured
 //! against.
 //!
-//! Their calls are not taken apart by the ledger's clock: that would add to the very time that is
-//! being measured.
+//! On a GPU their calls are not taken apart by the ledger's clock: that would add to the very time
+//! that is being measured.
 
 use std::sync::Arc;
 
 use vmm_sys::object::{Event, Stream};
-use vmm_sys::{CallCounts, DeviceId, Driver, DriverResult};
+use vmm_sys::{CallCounts, DeviceId, Driver, DriverKind, DriverResult};
 
 use super::held::HeldWatch;
 use super::{create_streams, driver_time};
 use crate::replay::{Cause, DriverTime, Extent, Target};
+
+/// What a program gets for no bytes: the driver refuses such requests, so nobody makes them.
+const NOTHING: Extent = Extent { address: 0, bytes: 0 };
 
 /// What both have in common.
 struct Common {
@@ -22,7 +25,8 @@ struct Common {
 
 impl Common {
     fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<Common> {
-        driver.ledger().set_timing(false);
+        // What simulating a call takes must be known, to be taken out.
+        driver.ledger().set_timing(driver.kind() == DriverKind::Sim);
         // The context takes memory of its own: it has to be there before the watch starts.
         driver.device_synchronize(device)?;
         let held = HeldWatch::start(driver, device)?;
@@ -53,6 +57,9 @@ impl Target for CudaMalloc {
     const IS_DRIVER: bool = true;
 
     fn alloc(&self, bytes: u64, _stream: usize) -> Result<Extent, Cause> {
+        if bytes == 0 {
+            return Ok(NOTHING);
+        }
         let address = self.0.driver.mem_alloc(self.0.device, bytes)?;
         Ok(Extent { address, bytes })
     }
@@ -62,6 +69,9 @@ impl Target for CudaMalloc {
     }
 
     fn free(&self, block: Extent) -> Result<(), Cause> {
+        if block == NOTHING {
+            return Ok(());
+        }
         Ok(self.0.driver.mem_free(self.0.device, block.address)?)
     }
 
@@ -137,6 +147,9 @@ impl Target for CudaMallocAsync {
     #[allow(unsafe_code)] // the contract's stream-ordered calls take a handle
     fn alloc(&self, bytes: u64, stream: usize) -> Result<AsyncBlock, Cause> {
         let Common { driver, device, .. } = &self.common;
+        if bytes == 0 {
+            return Ok(AsyncBlock { extent: NOTHING, stream, other: None });
+        }
         // SAFETY: the stream is live: `self` owns it.
         let address =
             unsafe { driver.mem_alloc_async(*device, bytes, self.streams[stream].handle())? };
@@ -150,6 +163,9 @@ impl Target for CudaMallocAsync {
 
     #[allow(unsafe_code)] // as above
     fn free(&self, block: AsyncBlock) -> Result<(), Cause> {
+        if block.extent == NOTHING {
+            return Ok(());
+        }
         let stream = &self.streams[block.stream];
         if let Some(other) = block.other {
             // The caller's part of the bargain: the free comes after the other stream's work.

@@ -2,6 +2,7 @@
 
 mod driver_alloc;
 mod held;
+mod pool;
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use vmm_sys::{DeviceId, Driver, DriverResult, ThreadTime};
 use crate::replay::DriverTime;
 
 pub use driver_alloc::{AsyncBlock, CudaMalloc, CudaMallocAsync};
+pub use pool::{PoolOptions, PoolTarget};
 
 fn create_streams(
     driver: &Arc<dyn Driver>,

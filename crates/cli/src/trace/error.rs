@@ -28,14 +28,10 @@ pub enum Problem {
         found: String,
     },
     /// A field that should be a number is not, or is out of range.
-    #[error("expected {field} as a decimal number from {least} to {most}, found `{found}`")]
+    #[error("expected {field} as a decimal number from 0 to {}, found `{found}`", u64::MAX)]
     Number {
         /// The field's name in the format.
         field: &'static str,
-        /// Its smallest value.
-        least: u64,
-        /// Its largest value.
-        most: u64,
         /// What stands there.
         found: String,
     },
@@ -76,7 +72,7 @@ pub enum Problem {
         most: usize,
     },
     /// Nothing to replay.
-    #[error("expected at least one allocation, found none in the whole file")]
+    #[error("expected at least one allocation of at least one byte, found none in the whole file")]
     Empty,
 }
 

@@ -58,10 +58,10 @@ impl Builder {
     }
 
     fn alloc(&mut self, fields: [&[u8]; 5]) -> Result<(), Problem> {
-        let id = number("ID", fields[1], 0)?;
-        let bytes = number("BYTES", fields[2], 1)?;
-        let stream = number("STREAM", fields[3], 0)?;
-        number("T_US", fields[4], 0)?;
+        let id = number("ID", fields[1])?;
+        let bytes = number("BYTES", fields[2])?;
+        let stream = number("STREAM", fields[3])?;
+        number("T_US", fields[4])?;
         if let Some(live) = self.live.get(&id) {
             return Err(Problem::StillLive { id, line: live.line });
         }
@@ -80,8 +80,8 @@ impl Builder {
     }
 
     fn free(&mut self, fields: [&[u8]; 5]) -> Result<(), Problem> {
-        let id = number("ID", fields[1], 0)?;
-        number("T_US", fields[2], 0)?;
+        let id = number("ID", fields[1])?;
+        number("T_US", fields[2])?;
         let live = self.live.remove(&id).ok_or(Problem::NotLive { id })?;
         self.live_bytes -= live.bytes;
         self.free_slots.push(live.slot);
@@ -112,7 +112,7 @@ impl Builder {
 
     /// The trace, once all lines were taken in.
     pub(super) fn finish(self, name: String) -> Result<Trace, Problem> {
-        if self.blocks.is_empty() {
+        if self.peak_live_bytes == 0 {
             return Err(Problem::Empty);
         }
         Ok(Trace {
@@ -129,15 +129,15 @@ impl Builder {
 
 /// A field of digits. Signs, fractions and other notations are refused: another reader of the
 /// format may not know them.
-fn number(field: &'static str, text: &[u8], least: u64) -> Result<u64, Problem> {
-    let wrong = || Problem::Number { field, least, most: u64::MAX, found: shown(text) };
+fn number(field: &'static str, text: &[u8]) -> Result<u64, Problem> {
+    let wrong = || Problem::Number { field, found: shown(text) };
     let mut value = 0_u64;
     for byte in text {
         let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0')).ok_or_else(wrong)?;
         value =
             value.checked_mul(10).and_then(|value| value.checked_add(digit)).ok_or_else(wrong)?;
     }
-    if value < least { Err(wrong()) } else { Ok(value) }
+    Ok(value)
 }
 
 /// A piece of the file for an error message: one line, of printable characters.

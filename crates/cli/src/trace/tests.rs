@@ -104,7 +104,7 @@ fn numbers_must_be_plain_decimal_and_in_range() {
         ("a -1 512 0 0", "ID", "-1"),
         ("a +1 512 0 0", "ID", "+1"),
         ("a 18446744073709551616 512 0 0", "ID", "18446744073709551616"),
-        ("a 1 0 0 0", "BYTES", "0"),
+        ("a 1 -0 0 0", "BYTES", "-0"),
         ("a 1 5.0 0 0", "BYTES", "5.0"),
         ("a 1 0x10 0 0", "BYTES", "0x10"),
         ("a 1 99999999999999999999 0 0", "BYTES", "99999999999999999999"),
@@ -145,10 +145,13 @@ fn a_sum_past_64_bits_is_an_error_not_a_wrap() {
 
 #[test]
 fn nothing_to_replay_is_an_error_of_the_whole_file() {
-    for text in ["", "# only a comment\n", "\n\n"] {
+    for text in ["", "# only a comment\n", "\n\n", "a 1 0 0 0\nf 1 0\n"] {
         let (line, message) = wrong(text);
         assert_eq!(line, 0);
-        assert!(message.contains("expected at least one allocation"), "{message}");
+        assert!(
+            message.contains("expected at least one allocation of at least one byte"),
+            "{message}"
+        );
     }
 }
 

@@ -1,0 +1,287 @@
+//! `vmm-pool replay`: traces in, figures out.
+
+use std::io::{self, Write};
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressStyle};
+use vmm_pool::{ChunkSize, Placement};
+use vmm_pool_cli::driver_choice::{DriverRequest, choose};
+use vmm_pool_cli::replay::{Cause, HostClock, PassFigures, Plan, ReplayError, Spread, replay};
+use vmm_pool_cli::report::{Row, Setting, Table, write_json};
+use vmm_pool_cli::size::parse_bytes;
+use vmm_pool_cli::target::{CudaMalloc, CudaMallocAsync, PoolOptions, PoolTarget};
+use vmm_pool_cli::trace::Trace;
+use vmm_sys::{DeviceId, Driver};
+
+use super::{Failure, say};
+
+/// Replay allocator traces and report time, held memory and driver calls.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HOW)]
+pub(crate) struct Args {
+    /// Traces, plain or gzip-compressed.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Which driver: the GPU's, the simulated device's, or the GPU's if there is one.
+    #[arg(long, value_enum, default_value = "auto")]
+    driver: DriverArg,
+    /// Ordinal of the device.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: u32,
+    /// Passes over each trace; the first one finds an empty pool.
+    #[arg(long, value_name = "K", default_value_t = 3)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    passes: u32,
+    /// Size of the physical chunks that the pool grows by: `auto`, or bytes (2MiB, 32M, ...).
+    #[arg(long, value_name = "auto|SIZE", default_value = "auto", value_parser = parse_chunk)]
+    chunk: ChunkSize,
+    /// Placement of large blocks.
+    #[arg(long, value_enum, default_value = placement_name(Placement::default()))]
+    placement: PlacementArg,
+    /// New memory is made while the pool holds less than its peak live bytes and this fraction
+    /// more; beyond, free chunks are moved first. `off`: never move.
+    #[arg(long, value_name = "FRACTION|off", default_value = "0.01")]
+    #[arg(value_parser = parse_soft_limit, allow_negative_numbers = true)]
+    soft_limit: SoftLimit,
+    /// Spread the blocks over N streams, one block in eight used on a second stream too
+    /// (record_stream). Left out: the streams of the trace.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    streams: Option<u16>,
+    /// What decides the spread of --streams.
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+    /// Replay on the driver's own allocators too, on the same device: a list of cudaMalloc,
+    /// cudaMallocAsync.
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
+    compare: Vec<PeerArg>,
+    /// One JSON object a line instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The part of the help that says how figures come about.
+const HOW: &str = "\
+Traces are lines `a ID BYTES STREAM T_US`, `f ID T_US` or `# comment`. All files are read and
+checked before anything runs.
+
+How it is measured: two runs of K passes for each trace and allocator, each on a fresh allocator,
+so that pass k of either has the same past. The counted run reads the clock only before and after a
+pass: mean time, held memory and driver calls come from it. The timed run puts a time stamp around
+each operation: median, p99 and max come from it (the cost of a stamp is taken off), and the
+addresses, which are then checked: no two live blocks may overlap. Mean times are the allocator's
+own host time, the time inside driver calls taken out; median, p99 and max include it. On the
+simulated device driver time is modelled: calls are counted exactly, and charged what they cost on
+an H200. Blocks that a trace leaves live are freed between passes, outside of all figures.
+
+For cudaMalloc and cudaMallocAsync (release threshold at its maximum) the driver call is the
+operation: their mean includes it, and held memory is what the driver says is taken, asked every
+1024 operations of the timed run and when live bytes are at their peak.
+
+Exit code: 0 done; 1 the replay failed (out of memory, blocks that overlap); 2 bad usage, malformed
+trace, or no such driver.";
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum DriverArg {
+    Auto,
+    Cuda,
+    Sim,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum PlacementArg {
+    FirstFit,
+    Buddy,
+}
+
+fn placement_name(placement: Placement) -> &'static str {
+    match placement {
+        Placement::FirstFit => "first-fit",
+        Placement::Buddy => "buddy",
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum PeerArg {
+    #[value(name = "cudaMalloc")]
+    CudaMalloc,
+    #[value(name = "cudaMallocAsync")]
+    CudaMallocAsync,
+}
+
+/// `None` is off. A type of its own: clap takes an `Option` for an argument that may be left out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct SoftLimit(Option<f64>);
+
+fn parse_chunk(text: &str) -> Result<ChunkSize, String> {
+    if text == "auto" {
+        return Ok(ChunkSize::Auto);
+    }
+    parse_bytes(text).map(ChunkSize::Fixed).map_err(|error| format!("{error}, or `auto`"))
+}
+
+fn parse_soft_limit(text: &str) -> Result<SoftLimit, String> {
+    if text == "off" {
+        return Ok(SoftLimit(None));
+    }
+    match text.parse::<f64>() {
+        Ok(fraction) if fraction.is_finite() && fraction >= 0.0 => Ok(SoftLimit(Some(fraction))),
+        _ => Err("expected a fraction of at least 0, such as 0.01, or `off`".to_owned()),
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let traces = args
+        .files
+        .iter()
+        .map(|file| Trace::open(file))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(Failure::refused)?;
+    let request = match args.driver {
+        DriverArg::Auto => DriverRequest::Auto,
+        DriverArg::Cuda => DriverRequest::Cuda,
+        DriverArg::Sim => DriverRequest::Sim,
+    };
+    let device = DeviceId(args.device);
+    let choice = choose(request, device).map_err(Failure::refused)?;
+    say(&choice.why);
+    let job = Job::new(args, choice.driver, device)?;
+    let mut rows = Vec::new();
+    let result = job.run(&traces, &mut rows);
+    // What was finished before a failure is still true.
+    if !args.json && !rows.is_empty() {
+        let mut out = io::stdout().lock();
+        write!(out, "{}", Table(&rows))?;
+        out.flush()?;
+    }
+    result
+}
+
+/// What is the same for all traces.
+struct Job<'a> {
+    args: &'a Args,
+    driver: Arc<dyn Driver>,
+    device: DeviceId,
+    options: PoolOptions,
+    spread: Option<Spread>,
+    peers: Vec<PeerArg>,
+}
+
+impl<'a> Job<'a> {
+    fn new(args: &'a Args, driver: Arc<dyn Driver>, device: DeviceId) -> Result<Job<'a>, Failure> {
+        let options = PoolOptions {
+            chunk: args.chunk,
+            placement: match args.placement {
+                PlacementArg::FirstFit => Placement::FirstFit,
+                PlacementArg::Buddy => Placement::Buddy,
+            },
+            soft_limit: args.soft_limit.0,
+        };
+        // The pool knows best which settings fit this device. Asked once, before anything runs.
+        options.build(&driver, device).map_err(Failure::refused)?;
+        let spread = args
+            .streams
+            .and_then(NonZeroU16::new)
+            .map(|streams| Spread { streams, seed: args.seed });
+        if let Some(Spread { streams, seed }) = spread {
+            say(format_args!("streams: {streams}, blocks spread by seed {seed}"));
+        }
+        let mut peers = Vec::new();
+        for peer in &args.compare {
+            if !peers.contains(peer) {
+                peers.push(*peer);
+            }
+        }
+        Ok(Job { args, driver, device, options, spread, peers })
+    }
+
+    /// Replays all traces on all allocators. Rows are kept as soon as they are known.
+    fn run(&self, traces: &[Trace], rows: &mut Vec<Row>) -> Result<(), Failure> {
+        let allocators = 1 + self.peers.len() as u64;
+        let bar = progress_bar(traces.len() as u64 * allocators * 2 * u64::from(self.args.passes));
+        let result = traces.iter().try_for_each(|trace| {
+            let plan = Plan::new(trace, self.spread);
+            self.allocator(&plan, None, &bar, rows)?;
+            self.peers.iter().try_for_each(|peer| self.allocator(&plan, Some(*peer), &bar, rows))
+        });
+        bar.finish_and_clear();
+        result
+    }
+
+    /// One trace on one allocator.
+    fn allocator(
+        &self,
+        plan: &Plan<'_>,
+        peer: Option<PeerArg>,
+        bar: &ProgressBar,
+        rows: &mut Vec<Row>,
+    ) -> Result<(), Failure> {
+        let setting = self.setting(plan, peer);
+        bar.set_message(format!("{}, {}", plan.trace.name, setting.allocator));
+        let (driver, device) = (&self.driver, self.device);
+        let figures = match peer {
+            None => self
+                .passes(plan, bar, || PoolTarget::new(driver, device, &self.options, plan.streams)),
+            Some(PeerArg::CudaMalloc) => self.passes(plan, bar, || CudaMalloc::new(driver, device)),
+            Some(PeerArg::CudaMallocAsync) => {
+                self.passes(plan, bar, || CudaMallocAsync::new(driver, device, plan.streams))
+            }
+        };
+        let figures = figures.map_err(|error| {
+            Failure::failed(format_args!("{} on {}: {error}", plan.trace.name, setting.allocator))
+        })?;
+        let fresh = rows.len();
+        rows.extend(figures.iter().map(|pass| Row::new(plan, self.driver.kind(), &setting, pass)));
+        if self.args.json {
+            // Line by line as they come: a long job can be followed, and cut short.
+            bar.suspend(|| write_json(&mut io::stdout().lock(), &rows[fresh..]))?;
+        }
+        Ok(())
+    }
+
+    fn passes<T: vmm_pool_cli::replay::Target>(
+        &self,
+        plan: &Plan<'_>,
+        bar: &ProgressBar,
+        make: impl Fn() -> Result<T, Cause>,
+    ) -> Result<Vec<PassFigures>, ReplayError> {
+        replay(plan, self.args.passes, &HostClock::new(), make, || bar.inc(1))
+    }
+
+    fn setting(&self, plan: &Plan<'_>, peer: Option<PeerArg>) -> Setting {
+        let driver_own = |allocator| Setting {
+            allocator,
+            placement: None,
+            chunk: None,
+            soft_limit: None,
+            streams: plan.streams,
+            seed: self.spread.map(|spread| spread.seed),
+        };
+        match peer {
+            Some(PeerArg::CudaMalloc) => driver_own("cudaMalloc"),
+            Some(PeerArg::CudaMallocAsync) => driver_own("cudaMallocAsync"),
+            None => Setting {
+                placement: Some(placement_name(self.options.placement)),
+                chunk: Some(match self.options.chunk {
+                    ChunkSize::Auto => "auto".to_owned(),
+                    ChunkSize::Fixed(bytes) => bytes.to_string(),
+                }),
+                soft_limit: self.options.soft_limit,
+                ..driver_own("vmm-pool")
+            },
+        }
+    }
+}
+
+/// Moves between passes only: nothing draws while something is measured. Hidden unless stderr is a
+/// terminal.
+fn progress_bar(passes: u64) -> ProgressBar {
+    let bar = ProgressBar::new(passes);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} passes  {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}

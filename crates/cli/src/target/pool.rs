@@ -1,0 +1,117 @@
+//! The pool under replay: a lane a stream, everything else as a user would have it.
+
+use std::sync::Arc;
+
+use vmm_pool::{Buffer, ChunkSize, Error, Lane, Placement, Pool};
+use vmm_sys::object::Stream;
+use vmm_sys::{CallCounts, DeviceId, Driver, DriverKind};
+
+use super::{create_streams, driver_time};
+use crate::replay::{Cause, DriverTime, Extent, Target};
+
+/// The settings of a pool that a replay can vary.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PoolOptions {
+    /// How large growth chunks are.
+    pub chunk: ChunkSize,
+    /// Which placement serves large blocks.
+    pub placement: Placement,
+    /// Fraction over peak live bytes up to which new memory is made before free chunks are moved.
+    pub soft_limit: Option<f64>,
+}
+
+impl PoolOptions {
+    /// Makes a pool on one device.
+    ///
+    /// # Errors
+    /// A setting was refused, or the driver failed.
+    pub fn build(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Pool, Error> {
+        Pool::builder(driver.clone())
+            .device(device)
+            .chunk(self.chunk)
+            .placement(self.placement)
+            .soft_limit(self.soft_limit)
+            // On the simulated device the figures of a replay are the same each time.
+            .background(driver.kind() == DriverKind::Cuda)
+            .build()
+    }
+}
+
+/// A pool with its lanes.
+pub struct PoolTarget {
+    pool: Pool,
+    driver: Arc<dyn Driver>,
+    device: DeviceId,
+    streams: Vec<Stream>,
+    lanes: Vec<Lane>,
+}
+
+impl PoolTarget {
+    /// A fresh pool, with `streams` streams and a lane for each.
+    ///
+    /// # Errors
+    /// A setting was refused, or the driver failed.
+    pub fn new(
+        driver: &Arc<dyn Driver>,
+        device: DeviceId,
+        options: &PoolOptions,
+        streams: usize,
+    ) -> Result<PoolTarget, Cause> {
+        // Time inside driver calls is taken out of the pool's own.
+        driver.ledger().set_timing(true);
+        let pool = options.build(driver, device)?;
+        let streams = create_streams(driver, device, streams)?;
+        let lanes = streams.iter().map(|stream| pool.lane(stream)).collect::<Result<_, _>>()?;
+        Ok(PoolTarget { pool, driver: driver.clone(), device, streams, lanes })
+    }
+}
+
+impl Target for PoolTarget {
+    type Block = Buffer;
+    const IS_DRIVER: bool = false;
+
+    fn alloc(&self, bytes: u64, stream: usize) -> Result<Buffer, Cause> {
+        Ok(self.lanes[stream].alloc(bytes)?)
+    }
+
+    fn cross(&self, block: &mut Buffer, stream: usize) -> Result<(), Cause> {
+        Ok(block.record_stream(&self.streams[stream])?)
+    }
+
+    fn free(&self, block: Buffer) -> Result<(), Cause> {
+        drop(block);
+        Ok(())
+    }
+
+    fn extent(&self, block: &Buffer) -> Extent {
+        Extent { address: block.address(), bytes: block.bytes() }
+    }
+
+    fn begin_pass(&self) -> Result<(), Cause> {
+        self.pool.reset_peaks();
+        Ok(())
+    }
+
+    fn sample(&self) -> Result<(), Cause> {
+        Ok(()) // the pool keeps its own peaks
+    }
+
+    fn peak_held_bytes(&self) -> Result<u64, Cause> {
+        let stats = self.pool.device_stats(self.device);
+        stats.map(|stats| stats.peak_held_bytes).ok_or_else(|| "the pool lost its device".into())
+    }
+
+    /// Also asks the pool to check its own books, as nothing is live now.
+    fn settle(&self) -> Result<(), Cause> {
+        self.driver.device_synchronize(self.device)?;
+        Ok(self.pool.verify()?)
+    }
+
+    fn driver_calls(&self) -> CallCounts {
+        self.driver.ledger().snapshot()
+    }
+
+    fn driver_time(&self) -> DriverTime {
+        driver_time()
+    }
+}
