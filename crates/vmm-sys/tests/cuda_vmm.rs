@@ -6,12 +6,14 @@
 mod fake;
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 
 use fake::Fake;
 use vmm_sys::cuda::Cuda;
+use vmm_sys::topology::Topology;
 use vmm_sys::{
-    Access, AccessGrant, Call, ChunkProps, DeviceAttribute, DeviceId, Driver, GranularityKind,
-    HandleTypes, Location, PeerAttribute, ProbeKernel, ResultCode, Transfer,
+    Access, AccessGrant, Call, ChunkProps, DeviceAttribute, DeviceId, Driver, DriverError,
+    GranularityKind, HandleTypes, Location, PeerAttribute, ProbeKernel, ResultCode, Transfer,
 };
 
 const G: u64 = 2 << 20;
@@ -316,4 +318,21 @@ fn every_call_is_booked_and_timed_only_when_asked() {
     cuda.mem_info(ONE).unwrap();
     let work = cuda.ledger().snapshot().since(&before);
     assert!(work.nonzero().all(|(call, _)| work.nanos_of(call) > 0), "{work}");
+}
+
+#[test]
+fn a_topology_is_probed_without_a_context_and_gives_all_back() {
+    let Some((fake, cuda)) = Fake::open("topology", &[]) else { return };
+    let driver: Arc<dyn Driver> = cuda;
+    let topology = Topology::probe(&driver, &[ZERO, ONE]).unwrap();
+    assert!(topology.reaches(ZERO, ONE) && topology.device(ONE).unwrap().abilities.rdma.works());
+    let fabric = &topology.devices[0].abilities.fabric;
+    assert_eq!(fabric.error().map(DriverError::code), Some(ResultCode::NOT_PERMITTED));
+    let log = fake.log();
+    assert!(log.iter().all(|line| line.starts_with("- ") && !line.contains("Ctx")), "{log:?}");
+    let count = |name: &str| log.iter().filter(|line| line.contains(name)).count();
+    // Two fabric chunks are refused; the exported ones come back as a second handle each.
+    assert_eq!(count("cuMemCreate") - 2 + count("cuMemImport"), count("cuMemRelease"));
+    assert_eq!(count("cuMemMap"), count("cuMemUnmap"));
+    assert_eq!(count("cuMemAddressReserve"), count("cuMemAddressFree"));
 }

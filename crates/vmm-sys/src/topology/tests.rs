@@ -49,7 +49,7 @@ fn only_the_devices_asked_about_are_touched_and_no_context_is_made() {
     assert_eq!(order, [TWO, ZERO]);
     assert_eq!(topology.device(ONE), None);
     assert_eq!(topology.link(ZERO, ONE), None);
-    assert_eq!(sim.context_references(), 0);
+    assert_eq!(sim.ledger_summary().context_references(), 0);
     assert_eq!(driver.ledger().snapshot().of(Call::DevicePrimaryCtxRetain), 0);
 }
 

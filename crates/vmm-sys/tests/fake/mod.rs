@@ -29,7 +29,7 @@ pub(crate) fn compile(test: &str, sources: &[&str], flags: &[&str]) -> Option<Pa
     let name = format!("lib{test}-{}.so", std::process::id());
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     let result = Command::new("cc")
-        .args(["-O1", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o"])
+        .args(["-O0", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o"])
         .arg(&path)
         .args(sources.iter().map(|source| folder.join(source)))
         .args(flags)
