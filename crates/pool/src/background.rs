@@ -45,7 +45,7 @@ impl Background {
         let shared = signal.clone();
         let thread = std::thread::Builder::new()
             .name("vmm-pool".into())
-            .spawn(move || run(&devices, &shared));
+            .spawn(move || run(devices, &shared));
         match thread {
             Ok(thread) => Some(Background { signal, _thread: thread }),
             Err(error) => {
@@ -83,8 +83,11 @@ impl Drop for Ended<'_> {
     }
 }
 
-fn run(devices: &[Arc<Device>], signal: &Signal) {
+fn run(devices: Vec<Arc<Device>>, signal: &Signal) {
     let _ended = Ended(signal);
+    // Moved in after the guard, so that it is dropped before: whoever waits for the end finds
+    // that this thread holds nothing of the devices any more.
+    let devices = devices;
     let stopped = || signal.flags.lock().stop;
     loop {
         {
@@ -96,7 +99,7 @@ fn run(devices: &[Arc<Device>], signal: &Signal) {
             let period = if busy { BUSY_PERIOD } else { IDLE_PERIOD };
             signal.changed.wait_for(&mut flags, period);
         }
-        for device in devices {
+        for device in &devices {
             if stopped() || device.driver.is_gone() {
                 return;
             }

@@ -40,7 +40,7 @@ impl Default for Settings {
         Settings {
             devices: Vec::new(),
             chunk: ChunkSize::Auto,
-            placement: Placement::Buddy,
+            placement: Placement::FirstFit,
             soft_limit: Some(0.01),
             limit_bytes: None,
             stock_low_bytes: 0,

@@ -51,7 +51,7 @@ impl PoolBuilder {
         self
     }
 
-    /// How large blocks are placed.
+    /// How large blocks are placed. Default: first fit by address, the denser one.
     pub fn placement(mut self, placement: Placement) -> Self {
         self.settings.placement = placement;
         self

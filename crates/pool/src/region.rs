@@ -150,14 +150,18 @@ impl Region {
         self.segments.last().map_or(0, |s| s.range.address() + s.range.bytes())
     }
 
-    /// Lays a new range behind the last segment, with barrier slots between if they are not
-    /// neighbours. `align_slots` keeps logical and real addresses alike modulo the alignment.
-    pub(crate) fn add_segment(&mut self, range: Range, align_slots: u32) {
+    /// Lays a new range behind the last segment. If they are neighbours and a window of
+    /// `need_bytes` at a multiple of `align_bytes` fits behind what is in use, blocks may span the
+    /// two; else barrier slots keep them apart, and the new segment starts at such a multiple.
+    pub(crate) fn add_segment(&mut self, range: Range, need_bytes: u64, align_bytes: u64) {
         let slots = (range.bytes() / self.slot_bytes) as u32;
         let mut first_slot = self.capacity_slots();
-        if !self.segments.is_empty() && range.address() != self.next_address() {
-            // Whatever addresses the last segment has left are given up with it: slots below the
-            // new one must all exist.
+        let neighbours = self.segments.is_empty() || range.address() == self.next_address();
+        let start = self.end_bytes().next_multiple_of(align_bytes.max(self.slot_bytes));
+        let capacity_bytes = u64::from(first_slot + slots) * self.slot_bytes;
+        if !neighbours || start + need_bytes > capacity_bytes {
+            let align_slots = (align_bytes / self.slot_bytes).max(1) as u32;
+            // Slots below the new segment must all exist.
             self.slots.resize(first_slot as usize, Slot::Vacant);
             first_slot = (first_slot + 1).next_multiple_of(align_slots);
             self.slots.resize(first_slot as usize, Slot::Barrier);

@@ -23,15 +23,15 @@ const ROUNDS_MAX: u32 = 64;
 
 enum Planned {
     Claim(Claim),
-    /// Addresses are missing: this many bytes at least.
-    Reserve(u64),
+    /// Addresses are missing, for this block at least.
+    Reserve(Miss),
     /// Memory is missing.
     Short,
 }
 
 enum Outcome {
     Done(Buffer),
-    Reserve(u64),
+    Reserve(Miss),
     Short(Option<DriverError>),
 }
 
@@ -80,7 +80,7 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
         sweep(lane.cell, Wait::No, Turn::Requester);
         match attempt(lane, request, rung)? {
             Outcome::Done(buffer) => return Ok(buffer),
-            Outcome::Reserve(bytes) => reserve(lane, bytes)?,
+            Outcome::Reserve(miss) => reserve(lane, &miss)?,
             Outcome::Short(refusal) => {
                 cause = refusal.or(cause);
                 rung = rung.next();
@@ -129,7 +129,7 @@ fn attempt(lane: &Lane, request: &Request, rung: Rung) -> Result<Outcome, Error>
         };
         match plan(state, &lane.device, &miss, request, rung) {
             Planned::Claim(claim) => claim,
-            Planned::Reserve(bytes) => return Ok(Outcome::Reserve(bytes)),
+            Planned::Reserve(miss) => return Ok(Outcome::Reserve(miss)),
             Planned::Short => return Ok(Outcome::Short(None)),
         }
     };
@@ -166,9 +166,7 @@ fn plan(
     let region = &state.region;
     let slot_bytes = region.slot_bytes();
     let Some(window) = choose_window(region, &state.heap, miss) else {
-        // A new range may be no neighbour of the last: it must hold the window alone.
-        let padding = miss.align.max(slot_bytes);
-        return Planned::Reserve((miss.bytes + padding).next_multiple_of(slot_bytes));
+        return Planned::Reserve(*miss);
     };
     let runs = runs(region, &window);
     let live = &state.live;
@@ -230,25 +228,27 @@ fn publish(lane: &Lane, claim: Claim, request: &Request) -> Outcome {
     }
 }
 
-/// Reserves more addresses: twice what the lane has, down to what the request needs.
-fn reserve(lane: &Lane, min_bytes: u64) -> Result<(), Error> {
+/// Reserves more addresses: twice what the lane has, down to what the missing block needs.
+fn reserve(lane: &Lane, miss: &Miss) -> Result<(), Error> {
     let plan = &lane.device.plan;
     let (hint, reserved) = {
         let mut guard = lane.cell.lock();
         let state = lane.state(&mut guard)?;
         (state.region.next_address(), state.region.reserved_bytes())
     };
-    let wish =
-        reserved.max(plan.reserve_bytes).max(min_bytes.next_multiple_of(plan.align_max_bytes));
-    let range = Region::reserve(&lane.device.driver, min_bytes, wish, plan.align_max_bytes, hint)
-        .map_err(|cause| match cause.is_out_of_addresses() {
-        true => Error::OutOfAddresses { bytes: min_bytes, cause },
-        false => Error::Driver(cause),
-    })?;
+    let min_bytes = miss.bytes.next_multiple_of(plan.granularity_bytes);
+    let wish = reserved.max(plan.reserve_bytes);
+    let align_bytes = plan.align_max_bytes;
+    let range = Region::reserve(&lane.device.driver, min_bytes, wish, align_bytes, hint).map_err(
+        |cause| match cause.is_out_of_addresses() {
+            true => Error::OutOfAddresses { bytes: min_bytes, cause },
+            false => Error::Driver(cause),
+        },
+    )?;
     let mut guard = lane.cell.lock();
     let state = lane.state(&mut guard)?;
-    let align_slots = (plan.align_max_bytes / plan.granularity_bytes) as u32;
-    state.region.add_segment(range, align_slots);
+    // Real addresses are aligned to `align_bytes`; a placement may want more of logical ones.
+    state.region.add_segment(range, miss.bytes, miss.align.max(align_bytes));
     Ok(())
 }
 

@@ -1,0 +1,129 @@
+//! The table of contents: every row of `docs/DRIVER.md`, in its order.
+
+mod access;
+mod capture;
+mod create;
+mod export;
+mod handle;
+mod held;
+mod map;
+mod moves;
+mod observe;
+mod pointer;
+mod reserve;
+mod stream;
+mod unmap;
+
+use super::bench::Bench;
+use super::outcome::Outcome;
+use super::row::{Case, Needs, ONLY, Row, RowKind};
+
+/// A row with a known answer.
+const fn check(
+    id: &'static str,
+    group: &'static str,
+    title: &'static str,
+    needs: Needs,
+    run: fn(&Bench) -> Outcome,
+) -> Row {
+    Row { id, group, title, kind: RowKind::Check, needs, cases: ONLY, run }
+}
+
+/// A row whose answer the table does not have.
+const fn observe(
+    id: &'static str,
+    title: &'static str,
+    needs: Needs,
+    run: fn(&Bench) -> Outcome,
+) -> Row {
+    Row { id, group: "open", title, kind: RowKind::Observe, needs, cases: ONLY, run }
+}
+
+impl Row {
+    const fn with_cases(self, cases: &'static [Case]) -> Row {
+        Row { cases, ..self }
+    }
+}
+
+const ONE: Needs = Needs::DEVICE;
+const TWO: Needs = Needs::PEER;
+const OWN: Needs = Needs::OWN_DRIVER;
+const PROCESS: Needs = Needs::PROCESS;
+
+/// Every row, once, in the order of the table.
+#[rustfmt::skip]
+pub const ROWS: &[Row] = &[
+    check("D-R1", "reserve", "sizes off the granularity are refused", ONE, reserve::d_r1),
+    check("D-R2", "reserve", "alignment 3 is refused", ONE, reserve::d_r2),
+    check("D-R3", "reserve", "a large alignment is kept", ONE, reserve::d_r3),
+    check("D-R4", "reserve", "a hint is never a promise", ONE, reserve::d_r4),
+    check("D-R5", "reserve", "a range extends in place; chunks cross the seam", ONE, reserve::d_r5),
+    check("D-R6", "reserve", "16 TiB are a range", ONE, reserve::d_r6),
+    check("D-R7", "reserve", "addresses end at about 128 TiB", ONE, reserve::d_r7),
+    check("D-C1", "create", "sizes off the granularity are refused", ONE, create::d_c1),
+    check("D-C2", "create", "a device that is not there", ONE, create::d_c2),
+    check("D-C3", "create", "more than is free is refused", ONE, create::d_c3),
+    check("D-C4", "create", "memory is committed at create", ONE, create::d_c4),
+    check("D-C5", "create", "fresh memory is zero", ONE, create::d_c5),
+    check("D-C6", "create", "20,000 handles at once", ONE, create::d_c6),
+    check("D-C7", "create", "fabric: an attribute is no promise", ONE, create::d_c7),
+    check("D-C8", "create", "RDMA flag; host NUMA memory", ONE, create::d_c8)
+        .with_cases(create::C8_CASES),
+    check("D-M1", "map", "a chunk is mapped whole", ONE, map::d_m1),
+    check("D-M2", "map", "addresses that take no mapping", ONE, map::d_m2),
+    check("D-M3", "map", "a taken slot is refused", ONE, map::d_m3),
+    check("D-M4", "map", "an alias sees the same bytes", ONE, map::d_m4),
+    check("D-M5", "map", "no access: copies are refused", ONE, map::d_m5),
+    check("D-M6", "map", "no access: kernels break the context", OWN, map::d_m6)
+        .with_cases(map::M6_CASES),
+    check("D-A1", "access", "what set access refuses", ONE, access::d_a1),
+    check("D-A2", "access", "one call over whole mappings", ONE, access::d_a2),
+    check("D-A3", "access", "the host is no grantee", ONE, access::d_a3),
+    check("D-A4", "access", "read only", ONE, access::d_a4),
+    check("D-A5", "access", "access taken back", ONE, access::d_a5),
+    check("D-A6", "access", "a remap starts with none", ONE, access::d_a6),
+    check("D-A7", "access", "a peer needs only the grant", TWO, access::d_a7),
+    check("D-A8", "access", "the current context decides", TWO, access::d_a8),
+    check("D-U1", "unmap", "parts of a mapping are refused", ONE, unmap::d_u1),
+    check("D-U2", "unmap", "holes are no matter", ONE, unmap::d_u2),
+    check("D-U3", "unmap", "several mappings in one call", ONE, unmap::d_u3),
+    check("D-U4", "unmap", "unmap does not wait; the kernel faults", OWN, unmap::d_u4)
+        .with_cases(unmap::U4_CASES),
+    check("D-H1", "handle", "memory stays until the last unmap", ONE, handle::d_h1),
+    check("D-H2", "handle", "released twice is refused", ONE, handle::d_h2),
+    check("D-H3", "handle", "retain by address", ONE, handle::d_h3),
+    check("D-F1", "free", "a range is freed whole, empty, once", ONE, handle::d_f1),
+    check("D-P1", "pointer", "the address range is the chunk's", ONE, pointer::d_p1),
+    check("D-P2", "pointer", "pointer attributes of a mapping", ONE, pointer::d_p2),
+    check("D-P3", "pointer", "the other allocator's calls refuse", ONE, pointer::d_p3),
+    check("D-X1", "export", "only what was made for it", ONE, export::d_x1),
+    check("D-X2", "export", "an import is another handle", ONE, export::d_x2),
+    check("D-X3", "export", "descriptors that are no exports", ONE, export::d_x3),
+    check("D-X4", "export", "memory outlives its maker", PROCESS, export::d_x4),
+    check("D-X5", "export", "an import keeps its size", ONE, export::d_x5),
+    check("D-X6", "export", "a descriptor holds the memory", ONE, export::d_x6),
+    check("D-G1", "capture", "VMM calls do not disturb it", ONE, capture::d_g1),
+    check("D-G2", "capture", "its own thread's unsafe calls end it", ONE, capture::d_g2),
+    check("D-G3", "capture", "other threads, by mode", ONE, capture::d_g3),
+    check("D-G4", "capture", "a relaxed thread harms none", ONE, capture::d_g4),
+    check("D-S1", "stream", "handles come back, ids do not", ONE, stream::d_s1),
+    check("D-S2", "stream", "what the legacy stream waits for", ONE, stream::d_s2),
+    check("D-V1", "move", "graphs follow the address", TWO, moves::d_v1),
+    check("D-V2", "move", "aliases are in stream order", ONE, moves::d_v2),
+    check("D-V3", "move", "alias first, retire later", ONE, moves::d_v3),
+    check("D-V4", "move", "kernels beside remaps", ONE, moves::d_v4),
+    check("D-V5", "move", "swap under a held stream", ONE, moves::d_v5),
+    check("D-V6", "move", "an importer grants its own device", Needs::PEER_PROCESS, export::d_v6),
+    check("D-V7", "move", "a held stream holds nobody else", ONE, held::d_v7)
+        .with_cases(held::V7_CASES),
+    check("D-K1", "fork", "a forked child has no driver", ONE, stream::d_k1),
+    observe("D-N1", "calls beside a held stream", ONE, held::d_n1),
+    observe("D-N2", "new streams beside a held one", OWN, held::d_n2)
+        .with_cases(held::N2_CASES),
+    observe("D-N3", "calls beside the other device's held stream", TWO, held::d_n3),
+    observe("D-N4", "VMM calls without a context", ONE, observe::d_n4),
+    observe("D-N5", "handles that name nothing", OWN, observe::d_n5).with_cases(observe::N5_CASES),
+    observe("D-N6", "what get access says", ONE, observe::d_n6),
+    observe("D-N7", "one call over many chunks", ONE, observe::d_n7),
+    observe("D-N8", "VMM calls after a fault", OWN, observe::d_n8),
+];

@@ -1,0 +1,92 @@
+//! The conformance suite on the simulated device: one test a row, each on a machine of its own.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::Arc;
+
+use vmm_sys::conformance::{Bench, Outcome, ROWS, select, serve_second_process};
+use vmm_sys::sim::Sim;
+use vmm_sys::{DeviceId, Driver};
+
+/// Set in the second process of the export rows, which is this test program again.
+const SECOND_PROCESS: &str = "VMM_SYS_CONFORMANCE_SECOND_PROCESS";
+
+fn machine() -> Arc<dyn Driver> {
+    Sim::builder().devices(2).build()
+}
+
+/// Runs one row. The simulated device has all that a row can need: a skip here is a failure.
+fn run(name: &str) {
+    let program = std::env::current_exe().expect("a running test knows its program");
+    let bench = Bench::new(machine(), DeviceId(0))
+        .expect("the simulated machine has a device 0")
+        .with_fresh(|| Ok(machine()))
+        .with_second_process(move || {
+            let mut command = Command::new(&program);
+            command.args(["--exact", "second_process", "--nocapture"]).env(SECOND_PROCESS, "1");
+            command
+        });
+    let rows = select(name);
+    assert_eq!(rows.len(), 1, "{name} names one row");
+    let outcome = bench.run(rows[0]);
+    println!("{} {outcome}", rows[0].id);
+    assert!(
+        matches!(outcome, Outcome::Passed(_) | Outcome::Observed(_)),
+        "{} ({}): {outcome}",
+        rows[0].id,
+        rows[0].title
+    );
+}
+
+/// The second process of the export rows. In an ordinary run there is nobody to serve, and then it
+/// must not touch standard input.
+#[test]
+fn second_process() {
+    if std::env::var_os(SECOND_PROCESS).is_some() {
+        serve_second_process(&machine()).unwrap();
+    }
+}
+
+macro_rules! rows {
+    ($($name:ident)*) => {
+        $(#[test] fn $name() { run(stringify!($name)); })*
+
+        /// Every row of `docs/DRIVER.md`, written out once more: a row that is lost from the suite
+        /// or from the table is noticed.
+        const ALL: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+rows! {
+    d_r1 d_r2 d_r3 d_r4 d_r5 d_r6 d_r7
+    d_c1 d_c2 d_c3 d_c4 d_c5 d_c6 d_c7 d_c8
+    d_m1 d_m2 d_m3 d_m4 d_m5 d_m6
+    d_a1 d_a2 d_a3 d_a4 d_a5 d_a6 d_a7 d_a8
+    d_u1 d_u2 d_u3 d_u4
+    d_h1 d_h2 d_h3
+    d_f1
+    d_p1 d_p2 d_p3
+    d_x1 d_x2 d_x3 d_x4 d_x5 d_x6
+    d_g1 d_g2 d_g3 d_g4
+    d_s1 d_s2
+    d_v1 d_v2 d_v3 d_v4 d_v5 d_v6 d_v7
+    d_k1
+    d_n1 d_n2 d_n3 d_n4 d_n5 d_n6 d_n7 d_n8
+}
+
+#[test]
+fn every_row_exists_exactly_once() {
+    let names: Vec<String> = ROWS.iter().map(|row| row.name()).collect();
+    assert_eq!(names, ALL, "the suite has the rows of the list, once each, in its order");
+    let ids: BTreeSet<&str> = ROWS.iter().map(|row| row.id).collect();
+    assert_eq!(ids.len(), ROWS.len(), "ids are unique");
+}
+
+#[test]
+fn the_document_has_every_row() {
+    let document = include_str!("../../../docs/DRIVER.md");
+    for row in ROWS {
+        let cells = document.lines().filter(|line| line.starts_with(&format!("| {} |", row.id)));
+        assert_eq!(cells.count(), 1, "docs/DRIVER.md has one line for {}", row.id);
+    }
+}
