@@ -9,7 +9,7 @@ use crate::types::{ContextHandle, DeviceId, Location, MemInfo};
 impl Sim {
     pub(super) fn do_context_retain(&self, device: DeviceId) -> DriverResult<ContextHandle> {
         self.ask(Call::DevicePrimaryCtxRetain, Some(device), |state| {
-            state.ensure_context(device, false)?;
+            state.ensure_context(device)?;
             let entry = state.device_mut(device)?;
             let context = entry.context.as_mut().ok_or(Refused::new(ResultCode::UNKNOWN))?;
             context.references += 1;

@@ -5,6 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::Sim;
 use super::answer::{Answer, Refused};
+use super::bytes::Store;
+use super::physical::Physical;
 use super::regions::{AccessTable, Backing, Region};
 use super::share::{self, ExportedHome, ExportedProps};
 use super::state::State;
@@ -33,6 +35,7 @@ impl Sim {
                 Location::HostNuma(node) => ExportedHome::HostNuma(node),
                 Location::Host => return Err(Refused::invalid_value("no such memory")),
             };
+            state.retire_exports();
             let physical = &mut state.physical[index];
             let exported = ExportedProps {
                 bytes: physical.bytes,
@@ -40,9 +43,12 @@ impl Sim {
                 handle_types: props.handle_types,
                 rdma: props.rdma,
             };
-            share::share_store(&mut physical.store, &mut physical.lifeline, &exported).map_err(
-                |error| Refused::new(ResultCode::OPERATING_SYSTEM).because(format_args!("{error}")),
-            )
+            if let Store::Sparse(content) = &physical.store {
+                let shared = share::make_shared(&exported, content).map_err(os_refusal)?;
+                physical.store = Store::Shared(shared);
+            }
+            let shared = physical.shared().ok_or_else(|| Refused::new(ResultCode::UNKNOWN))?;
+            shared.export().map_err(os_refusal)
         })
     }
 
@@ -52,16 +58,17 @@ impl Sim {
                 return Err(Refused::new(ResultCode::UNKNOWN)
                     .because("the descriptor is no exported chunk"));
             };
-            let known = |physical: &super::physical::Physical| {
-                physical.lifeline.as_ref().is_some_and(|line| line.identity == identity)
+            let known = |physical: &Physical| {
+                physical.shared().is_some_and(|shared| shared.identity == identity)
             };
             let found = state.physical.iter().find(|(_, physical)| known(physical));
             if let Some(index) = found.map(|(index, _)| index) {
                 state
                     .config
                     .permit(Call::MemImportFromShareableHandle, &state.physical[index].props)?;
-                if let Some(lifeline) = &state.physical[index].lifeline {
-                    lifeline.hold().map_err(os_refusal)?;
+                // It may have been let go of, and kept by this very descriptor since.
+                if let Some(shared) = state.physical[index].shared() {
+                    shared.hold().map_err(os_refusal)?;
                 }
                 return Ok(state.add_handle(index));
             }
@@ -71,8 +78,9 @@ impl Sim {
                 rdma: exported.rdma,
             };
             state.config.permit(Call::MemImportFromShareableHandle, &props)?;
-            let (shared, lifeline) = share::adopt(descriptor).map_err(os_refusal)?;
-            let index = state.adopt_physical(props, exported.bytes, shared, lifeline)?;
+            state.make_room(props.location);
+            let shared = share::adopt(descriptor).map_err(os_refusal)?;
+            let index = state.adopt_physical(props, exported.bytes, shared)?;
             Ok(state.add_handle(index))
         })
     }

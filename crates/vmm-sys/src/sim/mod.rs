@@ -165,6 +165,8 @@ impl Sim {
                 .because("a host function must make no driver call");
             return Err(refused.into_error(call, device));
         }
+        // What it takes to simulate the call, for whoever measures host time around calls.
+        let _host_time = self.ledger.stopwatch();
         let mut state = self.state.lock();
         let verdict = state.faults.consult(call);
         if !verdict.real_delay.is_zero() {

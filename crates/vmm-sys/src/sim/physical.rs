@@ -7,10 +7,13 @@
 use super::answer::{Answer, Refused};
 use super::builder::Config;
 use super::bytes::Store;
-use super::share::{Lifeline, SharedBytes};
+use super::share::SharedBytes;
 use super::state::State;
 use crate::error::{ResultCode, explain};
 use crate::types::{ChunkHandle, ChunkProps, HandleTypes, Location};
+
+/// Up to this many chunks stay shared after their descriptors were closed.
+pub(super) const SHARED_CHUNKS_MIN: usize = 32;
 
 /// One piece of physical memory.
 #[derive(Debug)]
@@ -24,8 +27,6 @@ pub(super) struct Physical {
     pub(super) references: u32,
     /// Whether access was ever granted: page tables are there, and the next grant is cheaper.
     pub(super) granted_before: bool,
-    /// What tells other processes (and exported descriptors here) that the memory is in use.
-    pub(super) lifeline: Option<Lifeline>,
 }
 
 /// What a handle value stands for.
@@ -41,6 +42,19 @@ pub(super) struct Handle {
 impl Physical {
     pub(super) fn exportable(&self) -> bool {
         self.props.handle_types != HandleTypes::NONE
+    }
+
+    /// The bytes, if they are shared.
+    pub(super) fn shared(&self) -> Option<&SharedBytes> {
+        match &self.store {
+            Store::Shared(shared) => Some(shared),
+            Store::Sparse(_) => None,
+        }
+    }
+
+    /// Whether another process, or a descriptor that was given out, refers to the memory.
+    fn in_use_elsewhere(&self) -> bool {
+        self.shared().is_some_and(SharedBytes::in_use_elsewhere)
     }
 }
 
@@ -110,7 +124,6 @@ impl State {
             store: Store::new(),
             references: 1,
             granted_before: false,
-            lifeline: None,
         })
     }
 
@@ -120,11 +133,9 @@ impl State {
         props: ChunkProps,
         bytes: u64,
         shared: SharedBytes,
-        lifeline: Lifeline,
     ) -> Answer<usize> {
         let index = self.add_physical(props, bytes)?;
         self.physical[index].store = Store::Shared(shared);
-        self.physical[index].lifeline = Some(lifeline);
         Ok(index)
     }
 
@@ -176,9 +187,9 @@ impl State {
         if physical.references > 0 {
             return 0;
         }
-        if let Some(lifeline) = &physical.lifeline {
-            lifeline.let_go();
-            if lifeline.in_use_elsewhere() {
+        if let Some(shared) = physical.shared() {
+            shared.let_go();
+            if shared.in_use_elsewhere() {
                 // Nothing here refers to it, but a descriptor does (row D-X6).
                 if !self.orphans.contains(&index) {
                     self.orphans.push(index);
@@ -203,12 +214,33 @@ impl State {
         orphans.retain(|&index| {
             let physical = &self.physical[index];
             let revived = physical.references > 0;
-            let held = physical.lifeline.as_ref().is_some_and(Lifeline::in_use_elsewhere);
+            let held = physical.in_use_elsewhere();
             if !revived && !held {
                 self.remove_physical(index);
             }
             !revived && held
         });
         self.orphans = orphans;
+    }
+
+    /// Takes the bytes of chunks that no descriptor refers to any more back into this process, so
+    /// that the number of open descriptors depends on live exports only. Looked at when the number
+    /// of shared chunks has doubled: each look is a system call a chunk.
+    pub(super) fn retire_exports(&mut self) {
+        let shared = self.physical.iter().filter(|(_, it)| it.shared().is_some()).count();
+        if shared < self.shared_chunks_max {
+            return;
+        }
+        let mut left = 0;
+        for (_, physical) in &mut self.physical {
+            let bytes = physical.bytes;
+            let Some(shared) = physical.shared() else { continue };
+            if shared.in_use_elsewhere() {
+                left += 1;
+            } else if let Ok(content) = shared.take_back(bytes) {
+                physical.store = Store::Sparse(content);
+            }
+        }
+        self.shared_chunks_max = (2 * left).max(SHARED_CHUNKS_MIN);
     }
 }

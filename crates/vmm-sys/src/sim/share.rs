@@ -11,8 +11,7 @@
 //!
 //! Each export opens the memfd anew and puts a shared record lock on it that belongs to that open
 //! file (`F_OFD_SETLK`): it lives until the last duplicate of the descriptor is closed, in
-//! whichever process. Each simulator that refers to the chunk holds such a lock too, on its
-//! [`Lifeline`]. To ask whether memory is still held elsewhere is to ask for a conflicting lock
+//! whichever process. Each simulator that refers to the chunk holds such a lock too. To ask whether memory is still held elsewhere is to ask for a conflicting lock
 //! (`F_OFD_GETLK`), which takes none and costs one system call. That is how memory stays taken
 //! while an exported descriptor is open (row D-X6), and comes free when an importer dies.
 
@@ -21,7 +20,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use super::bytes::{SparseBytes, Store};
+use super::bytes::SparseBytes;
 use crate::types::{HandleTypes, Uuid};
 
 const TRAILER_BYTES: u64 = 4096;
@@ -51,33 +50,36 @@ pub(super) struct ExportIdentity {
     inode: u64,
 }
 
-/// The bytes of a chunk that was exported or imported.
+/// The bytes of a chunk that was exported or imported, and this simulator's hold on them.
 #[derive(Debug)]
-pub(super) struct SharedBytes(File);
-
-impl SharedBytes {
-    pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(into, offset)
-    }
-
-    pub(super) fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(from, offset)
-    }
-}
-
-/// This process's view of who holds an exported chunk.
-#[derive(Debug)]
-pub(super) struct Lifeline {
-    /// Opened apart from the bytes; locked while this simulator refers to the memory.
+pub(super) struct SharedBytes {
+    /// An open file of this simulator alone; locked while it refers to the memory.
     file: File,
     pub(super) identity: ExportIdentity,
 }
 
-impl Lifeline {
-    fn open(file: &File) -> io::Result<Lifeline> {
-        let lifeline = Lifeline { file: reopen(file)?, identity: identity(file)? };
-        lifeline.hold()?;
-        Ok(lifeline)
+impl SharedBytes {
+    fn open(file: File) -> io::Result<SharedBytes> {
+        let metadata = file.metadata()?;
+        let identity = ExportIdentity { device: metadata.dev(), inode: metadata.ino() };
+        let shared = SharedBytes { file, identity };
+        shared.hold()?;
+        Ok(shared)
+    }
+
+    pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+
+    pub(super) fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(from, offset)
+    }
+
+    /// A descriptor to give out: it holds the memory until its last duplicate is closed.
+    pub(super) fn export(&self) -> io::Result<OwnedFd> {
+        let file = reopen(&self.file)?;
+        set_lock(&file, libc::F_RDLCK)?;
+        Ok(file.into())
     }
 
     /// Says that this simulator refers to the memory.
@@ -100,6 +102,43 @@ impl Lifeline {
         // A failed question keeps the memory: to free it on doubt would be the worse lie.
         asked != 0 || lock.l_type != libc::F_UNLCK as libc::c_short
     }
+
+    /// The bytes, back in this process alone. For memory that nobody else holds any more.
+    pub(super) fn take_back(&self, bytes: u64) -> io::Result<SparseBytes> {
+        let mut content = SparseBytes::default();
+        let mut buffer = vec![0; 1 << 20];
+        let mut at = 0;
+        while let Some((start, end)) = self.next_data(at, bytes)? {
+            let mut from = start;
+            while from < end {
+                let part = (end - from).min(buffer.len() as u64) as usize;
+                self.read(from, &mut buffer[..part])?;
+                content.write(from, &buffer[..part]);
+                from += part as u64;
+            }
+            at = end;
+        }
+        Ok(content)
+    }
+
+    /// The next stretch that was ever written, at or after `at`.
+    fn next_data(&self, at: u64, bytes: u64) -> io::Result<Option<(u64, u64)>> {
+        let seek = |offset: u64, whence: libc::c_int| {
+            // SAFETY: a seek of numbers on an open descriptor whose position nothing relies on.
+            unsafe { libc::lseek(self.file.as_raw_fd(), offset as libc::off_t, whence) }
+        };
+        // The trailer is data, so a seek below it finds something.
+        let start = seek(at, libc::SEEK_DATA);
+        if start < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let end = seek(start as u64, libc::SEEK_HOLE);
+        if end < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let (start, end) = (start as u64, (end as u64).min(bytes));
+        Ok((start < bytes).then_some((start, end)))
+    }
 }
 
 fn whole_file_lock(kind: libc::c_int) -> libc::flock {
@@ -120,11 +159,6 @@ fn set_lock(file: &File, kind: libc::c_int) -> io::Result<()> {
     // SAFETY: `lock` is a valid flock for the length of the call; the descriptor is open.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-fn identity(file: &File) -> io::Result<ExportIdentity> {
-    let metadata = file.metadata()?;
-    Ok(ExportIdentity { device: metadata.dev(), inode: metadata.ino() })
 }
 
 fn trailer(props: &ExportedProps) -> [u8; 64] {
@@ -166,10 +200,7 @@ fn parse(page: &[u8; 64], file_bytes: u64) -> Option<ExportedProps> {
 
 /// Moves a chunk's bytes into a memfd. Done at the first export, so that chunks which could be
 /// exported but are not need no descriptor.
-pub(super) fn make_shared(
-    props: &ExportedProps,
-    content: &SparseBytes,
-) -> io::Result<(SharedBytes, Lifeline)> {
+pub(super) fn make_shared(props: &ExportedProps, content: &SparseBytes) -> io::Result<SharedBytes> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a C string, and the flags are the ones of the call.
     let descriptor = unsafe { libc::memfd_create(c"vmm-sim-chunk".as_ptr(), flags) };
@@ -185,15 +216,7 @@ pub(super) fn make_shared(
     if unsafe { libc::fcntl(descriptor, libc::F_ADD_SEALS, SEALS) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let lifeline = Lifeline::open(&file)?;
-    Ok((SharedBytes(file), lifeline))
-}
-
-/// A descriptor to give out: it holds the memory until its last duplicate is closed.
-pub(super) fn export(bytes: &SharedBytes) -> io::Result<OwnedFd> {
-    let file = reopen(&bytes.0)?;
-    set_lock(&file, libc::F_RDLCK)?;
-    Ok(file.into())
+    SharedBytes::open(file)
 }
 
 /// What a descriptor is an export of, or `None` if it is none.
@@ -204,31 +227,16 @@ pub(super) fn inspect(descriptor: BorrowedFd<'_>) -> Option<(ExportedProps, Expo
     if seals < 0 || seals & SEALS != SEALS {
         return None;
     }
-    let file_bytes = file.metadata().ok()?.len();
+    let metadata = file.metadata().ok()?;
+    let file_bytes = metadata.len();
     let mut page = [0; 64];
     file.read_exact_at(&mut page, file_bytes.checked_sub(TRAILER_BYTES)?).ok()?;
-    Some((parse(&page, file_bytes)?, identity(&file).ok()?))
+    let identity = ExportIdentity { device: metadata.dev(), inode: metadata.ino() };
+    Some((parse(&page, file_bytes)?, identity))
 }
 
-/// Takes hold of another process's chunk.
-pub(super) fn adopt(descriptor: BorrowedFd<'_>) -> io::Result<(SharedBytes, Lifeline)> {
+/// Takes hold of another simulator's chunk.
+pub(super) fn adopt(descriptor: BorrowedFd<'_>) -> io::Result<SharedBytes> {
     let file = File::from(descriptor.try_clone_to_owned()?);
-    Ok((SharedBytes(reopen(&file)?), Lifeline::open(&file)?))
-}
-
-/// The bytes of a chunk, as a descriptor, made if they are not one yet.
-pub(super) fn share_store(
-    store: &mut Store,
-    lifeline: &mut Option<Lifeline>,
-    props: &ExportedProps,
-) -> io::Result<OwnedFd> {
-    if let Store::Sparse(content) = store {
-        let (shared, line) = make_shared(props, content)?;
-        *store = Store::Shared(shared);
-        *lifeline = Some(line);
-    }
-    match store {
-        Store::Shared(shared) => export(shared),
-        Store::Sparse(_) => unreachable!("the store was made shared above"),
-    }
+    SharedBytes::open(reopen(&file)?)
 }

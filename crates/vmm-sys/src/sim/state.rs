@@ -10,12 +10,12 @@ use super::builder::Config;
 use super::capture::Captures;
 use super::fault::Faults;
 use super::legacy::{AddressArena, AsyncPool};
-use super::physical::{Handle, Physical};
+use super::physical::{Handle, Physical, SHARED_CHUNKS_MIN};
 use super::regions::Region;
 use super::timeline::Timeline;
 use super::vaspace::AddressSpace;
 use crate::error::ResultCode;
-use crate::types::{CaptureMode, ContextHandle, DeviceId};
+use crate::types::{CaptureMode, ContextHandle, DeviceId, Location};
 
 /// One simulated GPU at run time.
 #[derive(Debug)]
@@ -32,8 +32,9 @@ pub(super) struct Device {
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) handle: ContextHandle,
-    /// References of callers. A context that a call made for itself has one more, `implicit`.
+    /// References of callers.
     pub(super) references: u64,
+    /// One more, of the driver object itself: see [`State::enter_context`].
     pub(super) implicit: bool,
     /// What went wrong on the device (row D-M6).
     pub(super) fault: Option<DeviceFault>,
@@ -80,6 +81,8 @@ pub(super) struct State {
     pub(super) physical: Slab<Physical>,
     /// Memory that only descriptors hold.
     pub(super) orphans: Vec<usize>,
+    /// From how many shared chunks on to look for some that need not be any more.
+    pub(super) shared_chunks_max: usize,
     pub(super) handles: HashMap<u64, Handle>,
     pub(super) next_chunk_handle: u64,
     /// Mappings alive for each (owner, other device) pair with access.
@@ -113,6 +116,7 @@ impl State {
             last_region_id: 0,
             physical: Slab::new(),
             orphans: Vec::new(),
+            shared_chunks_max: SHARED_CHUNKS_MIN,
             handles: HashMap::new(),
             next_chunk_handle: 0xA110_0000_0000,
             peer_mappings: BTreeMap::new(),
@@ -148,7 +152,11 @@ impl State {
     /// Makes a device's context current for a call, as it were; makes the context if there is
     /// none. A lost context refuses (row D-M6).
     pub(super) fn enter_context(&mut self, device: DeviceId) -> Answer<()> {
-        self.ensure_context(device, true)?;
+        self.ensure_context(device)?;
+        // The driver object keeps a reference of its own from the first call that names a device.
+        if let Some(context) = &mut self.device_mut(device)?.context {
+            context.implicit = true;
+        }
         self.check_context(device)
     }
 
@@ -160,15 +168,15 @@ impl State {
         }
     }
 
-    pub(super) fn ensure_context(&mut self, device: DeviceId, implicit: bool) -> Answer<()> {
+    pub(super) fn ensure_context(&mut self, device: DeviceId) -> Answer<()> {
         if self.device(device)?.context.is_some() {
             return Ok(());
         }
-        self.commit(crate::types::Location::Device(device), self.config.context_bytes)?;
+        self.commit(Location::Device(device), self.config.context_bytes)?;
         let handle = ContextHandle(self.next_context);
         self.next_context += 0x1000;
         let entry = self.device_mut(device)?;
-        entry.context = Some(Context { handle, references: 0, implicit, fault: None });
+        entry.context = Some(Context { handle, references: 0, implicit: false, fault: None });
         entry.contexts_made += 1;
         Ok(())
     }
@@ -179,7 +187,7 @@ impl State {
         if entry.context.take().is_none() {
             return;
         }
-        self.uncommit(crate::types::Location::Device(device), self.config.context_bytes);
+        self.uncommit(Location::Device(device), self.config.context_bytes);
         self.drop_streams_of(device);
         self.free_legacy_of(device);
     }

@@ -212,7 +212,9 @@ impl Sim {
 
     pub(super) fn do_pointer_info(&self, address: u64) -> DriverResult<PointerInfo> {
         self.call(Call::PointerGetAttributes, |state| {
-            let (_, region) = state.region_at(address).ok_or_else(|| no_chunk_at(address))?;
+            let Some((_, region)) = state.region_at(address) else {
+                return Ok(UNKNOWN_POINTER);
+            };
             let context_of = |device: DeviceId| {
                 let context = state.devices[device.0 as usize].context.as_ref();
                 context.map(|context| context.handle)
@@ -222,7 +224,7 @@ impl Sim {
                     let home = state.physical[physical].props.location.device();
                     PointerInfo {
                         memory_type: if home.is_some() { 2 } else { 1 },
-                        device: home.unwrap_or(DeviceId(0)),
+                        device: home.unwrap_or(NO_DEVICE),
                         context: None,
                         legacy_ipc_capable: false,
                     }
@@ -250,6 +252,13 @@ impl Sim {
         })
     }
 }
+
+/// The ordinal of memory that is no device's.
+const NO_DEVICE: DeviceId = DeviceId(u32::MAX);
+
+/// What the driver says of an address that it knows nothing of: no error.
+const UNKNOWN_POINTER: PointerInfo =
+    PointerInfo { memory_type: 0, device: NO_DEVICE, context: None, legacy_ipc_capable: false };
 
 pub(super) fn no_chunk_at(address: u64) -> Refused {
     Refused::invalid_value(format_args!("nothing is mapped at {address:#x}"))

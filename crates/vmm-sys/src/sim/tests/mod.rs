@@ -1,6 +1,10 @@
 //! Tests of the simulated machine through the contract, row by row where a row was measured.
 
+mod capture;
+mod faults;
+mod machine;
 mod memory;
+mod sharing;
 mod streams;
 
 use std::sync::Arc;
