@@ -205,6 +205,12 @@ impl Heap {
         largest
     }
 
+    /// Operations so far: the clock of [`FreeRun::last_freed_tick`].
+    #[inline]
+    pub fn tick(&self) -> u64 {
+        self.tick
+    }
+
     /// Where the bytes are.
     pub fn stats(&self) -> HeapStats {
         let slab_bytes = self.slabs.count() * self.config.slab_bytes;

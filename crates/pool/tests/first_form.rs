@@ -326,3 +326,32 @@ fn the_background_thread_keeps_the_low_mark_and_ends_with_the_pool() {
     drop(buffer);
     rig.end();
 }
+
+#[test]
+fn work_that_repeats_makes_no_driver_call_with_the_soft_limit_off() {
+    let rig = Rig::new(|b| b.soft_limit(None));
+    let round = || {
+        let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut live = Vec::new();
+        for _ in 0..3000 {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            if live.len() < 50 || seed & 1 == 0 {
+                // Log-uniform from 512 B to 8 MiB, so that magazines, slabs and large blocks mix.
+                let bytes = (512 << (seed >> 8) % 14) + (seed >> 32) % 4096;
+                live.push(rig.lane.alloc(bytes).unwrap());
+            } else {
+                live.swap_remove((seed >> 8) as usize % live.len());
+            }
+        }
+    };
+    let first = rig.calls(round);
+    assert!(first.of(Call::MemCreate) > 10, "{first}");
+    for repeat in 0..3 {
+        let calls = rig.calls(round);
+        assert_eq!(calls.total(), 0, "repeat {repeat}: {calls}");
+    }
+    rig.stats();
+    rig.end();
+}

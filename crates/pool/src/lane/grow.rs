@@ -121,7 +121,7 @@ fn attempt(lane: &Lane, request: &Request, rung: Rung) -> Result<Outcome, Error>
     let mut claim = {
         let mut guard = lane.cell.lock();
         let state = lane.state(&mut guard)?;
-        let miss = match find(state, request) {
+        let miss = match find(state, request, rung) {
             Ok(block) => {
                 return Ok(Outcome::Done(state.hand_out(lane.cell, block, request.bytes())));
             }
@@ -148,10 +148,16 @@ fn attempt(lane: &Lane, request: &Request, rung: Rung) -> Result<Outcome, Error>
     }
 }
 
-fn find(state: &mut LaneState, request: &Request) -> Result<vmm_heap::Block, Miss> {
+/// Looks again, after the magazines if need be.
+///
+/// With the soft limit off the magazines stay as they are until memory is short: then the layout
+/// does not depend on when memory was missing, and work that repeats finds every block where it
+/// found it before. With the limit on, they are emptied before anything grows.
+fn find(state: &mut LaneState, request: &Request, rung: Rung) -> Result<vmm_heap::Block, Miss> {
     let (bytes, align) = (request.bytes(), request.align_bytes());
+    let drains = state.device.plan.soft_limit.is_some() || rung != Rung::Create;
     match state.heap.alloc(bytes, align) {
-        Err(_) if state.heap.drain() => state.heap.alloc(bytes, align),
+        Err(_) if drains && state.heap.drain() => state.heap.alloc(bytes, align),
         answer => answer,
     }
 }

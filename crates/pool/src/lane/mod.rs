@@ -47,6 +47,10 @@ static VACANT: Mutex<Vec<&'static LaneCell>> = Mutex::new(Vec::new());
 /// Tells a lane from an earlier one in the same shell.
 static NEXT_LANE: AtomicU64 = AtomicU64::new(1);
 
+/// Operations between two emptyings of the magazines of a lane that falls idle, so that a lone
+/// buffer made and dropped in a loop still finds its magazine.
+const IDLE_DRAIN_TICKS: u64 = 1024;
+
 /// What a lane is made of, behind its lock.
 pub(crate) struct LaneState {
     pub(crate) id: u64,
@@ -57,6 +61,8 @@ pub(crate) struct LaneState {
     /// Keeps the device's pool alive while the lane holds memory of it.
     pub(crate) device: Arc<Device>,
     pub(crate) stream: Stream,
+    /// When an idle lane last emptied its magazines, in the heap's ticks.
+    drained_tick: u64,
     /// No further allocations; the lane retires with its last buffer.
     pub(crate) closing: bool,
     /// Threads that are at the driver for this lane, its lock released meanwhile.
@@ -100,6 +106,7 @@ impl LaneCell {
             limbo: Limbo::default(),
             device,
             stream,
+            drained_tick: 0,
             closing: false,
             busy: 0,
         };
@@ -139,6 +146,18 @@ impl LaneState {
             Ok(block_bytes) => self.live.block_bytes -= block_bytes,
             // A buffer is the only owner of its block, so this is a fault of the heap.
             Err(error) => debug_assert!(false, "{error:?}"),
+        }
+        self.live.buffers == 0 && self.fall_idle()
+    }
+
+    /// Nothing is alive any more: empties the magazines, which would pin slabs and so chunks, and
+    /// leaves the heap as it was before its first block. Returns whether the lane should retire.
+    #[cold]
+    fn fall_idle(&mut self) -> bool {
+        let tick = self.heap.tick();
+        if tick - self.drained_tick >= IDLE_DRAIN_TICKS {
+            self.heap.drain();
+            self.drained_tick = tick;
         }
         self.should_retire()
     }
