@@ -157,8 +157,8 @@ impl Bench {
 
     /// Runs a row, each case of it in a place of its own if the row asks for that.
     pub fn run(&self, row: &Row) -> Outcome {
-        if let Some(reason) = row.needs.missing(self) {
-            return Outcome::Skipped(reason);
+        if let Err(stop) = row.needs.met_by(self) {
+            return stop.into();
         }
         let kind = self.driver.kind();
         let outcomes = row.cases.iter().enumerate().map(|(index, case)| {
@@ -220,8 +220,7 @@ impl Bench {
     pub(crate) fn check(&self, body: impl FnOnce(&Scratch<'_>) -> Step<String>) -> Outcome {
         match self.with_scratch(body) {
             Ok(note) => Outcome::Passed(note),
-            Err(Stop::Failed(text)) => Outcome::Failed(text),
-            Err(Stop::Skipped(reason)) => Outcome::Skipped(reason),
+            Err(stop) => stop.into(),
         }
     }
 

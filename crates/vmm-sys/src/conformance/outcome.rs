@@ -105,6 +105,15 @@ pub(crate) enum Stop {
     Skipped(String),
 }
 
+impl From<Stop> for Outcome {
+    fn from(stop: Stop) -> Outcome {
+        match stop {
+            Stop::Failed(text) => Outcome::Failed(text),
+            Stop::Skipped(reason) => Outcome::Skipped(reason),
+        }
+    }
+}
+
 impl From<DriverError> for Stop {
     /// A call that should have succeeded did not: the error names call, code and numbers.
     fn from(error: DriverError) -> Stop {

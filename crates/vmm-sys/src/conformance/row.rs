@@ -3,7 +3,8 @@
 use crate::types::{DeviceAttribute, DriverKind};
 
 use super::bench::Bench;
-use super::outcome::Outcome;
+use super::check::skip;
+use super::outcome::{Outcome, Step};
 
 /// One row of the table of answers in `docs/DRIVER.md`.
 #[derive(Clone, Copy, Debug)]
@@ -78,35 +79,30 @@ impl Needs {
     /// A driver of its own.
     pub const OWN_DRIVER: Needs = Needs { own_driver: true, ..Needs::DEVICE };
 
-    /// The first thing that `bench` lacks, in words.
-    pub(crate) fn missing(&self, bench: &Bench) -> Option<String> {
+    /// Stops a row that `bench` lacks something for. A driver that cannot even be asked has failed.
+    pub(crate) fn met_by(&self, bench: &Bench) -> Step<()> {
         if self.peer {
             let Some(peer) = bench.second_device() else {
-                return Some("needs two devices, and there is one".into());
+                return skip("needs two devices, and there is one");
             };
             let device = bench.device();
             for (from, to) in [(device, peer), (peer, device)] {
-                match bench.driver().can_access_peer(from, to) {
-                    Ok(true) => {}
-                    Ok(false) => return Some(format!("{from} has no access to {to}")),
-                    Err(error) => return Some(error.to_string()),
+                if !bench.driver().can_access_peer(from, to)? {
+                    return skip(format!("{from} has no access to {to}"));
                 }
             }
         }
         if self.host_numa {
             let attribute = DeviceAttribute::HostNumaVmmSupported;
-            match bench.driver().device_attribute(bench.device(), attribute) {
-                Ok(1) => {}
-                Ok(value) => {
-                    return Some(format!("{attribute:?} is {value}: no chunks of host memory"));
-                }
-                Err(error) => return Some(error.to_string()),
+            let value = bench.driver().device_attribute(bench.device(), attribute)?;
+            if value != 1 {
+                return skip(format!("{attribute:?} is {value}: no chunks of host memory"));
             }
         }
         if self.second_process && !bench.has_second_process() {
-            return Some("needs a second process, and the runner starts none".into());
+            return skip("needs a second process, and the runner starts none");
         }
-        None
+        Ok(())
     }
 }
 

@@ -159,8 +159,9 @@ pub(super) fn d_g4(bench: &Bench) -> Outcome {
                     let stage = Stage::set(s)?;
                     s.capture_begin(s.device(), stage.captured, mode)?;
                     let relaxed = || {
-                        let _mode = Relaxed::enter(s.driver())?;
-                        stage.call(s, call)
+                        let mode = Relaxed::enter(s.driver())?;
+                        stage.call(s, call)?;
+                        mode.leave()
                     };
                     let answer = if own_thread { relaxed() } else { elsewhere(relaxed) };
                     granted(&what, answer)?;
@@ -172,22 +173,28 @@ pub(super) fn d_g4(bench: &Bench) -> Outcome {
     })
 }
 
-/// The calling thread in relaxed mode, until dropped.
+/// The calling thread in relaxed mode, until it leaves or this is dropped.
 struct Relaxed<'d> {
     driver: &'d dyn Driver,
-    before: CaptureMode,
+    before: Option<CaptureMode>,
 }
 
 impl<'d> Relaxed<'d> {
     fn enter(driver: &'d dyn Driver) -> DriverResult<Relaxed<'d>> {
         let before = driver.exchange_capture_mode(CaptureMode::Relaxed)?;
-        Ok(Relaxed { driver, before })
+        Ok(Relaxed { driver, before: Some(before) })
+    }
+
+    fn leave(mut self) -> DriverResult<()> {
+        self.before.take().map_or(Ok(()), |mode| self.driver.exchange_capture_mode(mode).map(drop))
     }
 }
 
 impl Drop for Relaxed<'_> {
     fn drop(&mut self) {
-        // Fails only with the driver itself, and then the next call says so.
-        let _ = self.driver.exchange_capture_mode(self.before);
+        if let Some(mode) = self.before {
+            // The row has failed already: its own text matters more.
+            let _ = self.driver.exchange_capture_mode(mode);
+        }
     }
 }

@@ -138,9 +138,7 @@ pub(super) fn d_c8(bench: &Bench) -> Outcome {
             let chunk = s.create(s.g(), &props)?;
             same("properties", s.properties(chunk)?, props)?;
         } else {
-            if let Some(reason) = Needs::HOST_NUMA.missing(bench) {
-                return skip(reason);
-            }
+            Needs::HOST_NUMA.met_by(bench)?;
             let location = Location::HostNuma(0);
             let props = ChunkProps { location, ..s.props() };
             let bytes = s.driver().granularity(&props, GranularityKind::Minimum)?;

@@ -11,7 +11,7 @@ use crate::types::{
 use super::super::bench::Bench;
 use super::super::check::{ensure, same};
 use super::super::gate::{Gate, HOLD_LIMIT};
-use super::super::outcome::{Outcome, Step};
+use super::super::outcome::{Outcome, Step, Stop};
 use super::super::row::Needs;
 use super::super::scratch::{Scratch, WORD};
 
@@ -66,8 +66,12 @@ pub(super) fn d_v1(bench: &Bench) -> Outcome {
         let bytes = 4 * s.g();
         let address = s.range(bytes)?;
         let mut homes = vec![Location::Device(device), Location::Device(peer)];
-        let left_out = Needs::HOST_NUMA.missing(bench);
-        if left_out.is_none() {
+        let note = match Needs::HOST_NUMA.met_by(bench) {
+            Ok(()) => String::new(),
+            Err(Stop::Skipped(why)) => format!("host memory left out: {why}"),
+            Err(failed) => return Err(failed),
+        };
+        if note.is_empty() {
             homes.push(Location::HostNuma(0));
         }
         let mut replay = None;
@@ -94,7 +98,7 @@ pub(super) fn d_v1(bench: &Bench) -> Outcome {
             left_behind = Some(old);
             s.unmap(address, bytes)?;
         }
-        Ok(left_out.map(|why| format!("host memory left out: {why}")).unwrap_or_default())
+        Ok(note)
     })
 }
 
