@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmm_sys::conformance::{Bench, Outcome, ROWS, RowKind, select, serve_second_process};
+use vmm_sys::error::explain;
 use vmm_sys::sim::{FaultPlan, Sim};
 use vmm_sys::{DeviceId, Driver, ResultCode};
 
@@ -106,11 +107,25 @@ fn every_row_exists_exactly_once() {
     assert_eq!(ids.len(), ROWS.len(), "ids are unique");
 }
 
+const DOCUMENT: &str = include_str!("../../../docs/DRIVER.md");
+
+#[test]
+fn the_document_quotes_the_errors_as_they_are() {
+    // Quotations are wrapped, and each of their lines begins with a mark.
+    let words: Vec<_> = DOCUMENT.split_whitespace().filter(|word| *word != ">").collect();
+    let text = words.join(" ");
+    let alignment = explain::alignment(Some(0x7f00_0000_1000), 2 << 20, 2 << 20);
+    for quoted in
+        [alignment.as_str(), explain::HANDLE_LIFE, explain::MISSING_GRANT, explain::MISSING_SUPPORT]
+    {
+        assert!(text.contains(quoted), "docs/DRIVER.md does not say: {quoted}");
+    }
+}
+
 #[test]
 fn the_document_has_every_row() {
-    let document = include_str!("../../../docs/DRIVER.md");
     for row in ROWS {
-        let cells = document.lines().filter(|line| line.starts_with(&format!("| {} |", row.id)));
+        let cells = DOCUMENT.lines().filter(|line| line.starts_with(&format!("| {} |", row.id)));
         assert_eq!(cells.count(), 1, "docs/DRIVER.md has one line for {}", row.id);
     }
 }
