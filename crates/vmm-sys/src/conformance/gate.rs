@@ -11,12 +11,18 @@ use std::thread;
 use std::time::Duration;
 
 use crate::error::DriverResult;
-use crate::types::{DeviceId, StreamHandle};
+use crate::types::{DeviceId, DriverKind, StreamHandle};
 
 use super::scratch::Scratch;
 
-/// How long a stream is held at most. No row comes near it unless a call waited for the gate.
-pub(crate) const HOLD_LIMIT: Duration = Duration::from_secs(2);
+/// How long a stream is held at most. No row comes near it unless a call waited for the gate; on a
+/// GPU nothing is held for longer, and a busy machine without one may take its time.
+pub(crate) fn hold_limit(scratch: &Scratch<'_>) -> Duration {
+    match scratch.driver().kind() {
+        DriverKind::Cuda => Duration::from_secs(2),
+        DriverKind::Sim => Duration::from_secs(20),
+    }
+}
 
 /// Holds a stream: what is behind the gate runs only after it was opened.
 pub(crate) struct Gate {

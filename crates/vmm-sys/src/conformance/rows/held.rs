@@ -8,7 +8,7 @@ use crate::types::{ChunkProps, Transfer};
 
 use super::super::bench::Bench;
 use super::super::check::{answer, ensure, same};
-use super::super::gate::{Gate, HOLD_LIMIT};
+use super::super::gate::{Gate, hold_limit};
 use super::super::outcome::{Outcome, Step};
 use super::super::row::Case;
 use super::super::scratch::{Scratch, WORD};
@@ -27,9 +27,9 @@ pub(super) fn d_v7(bench: &Bench) -> Outcome {
         // Both kernels are known to the driver before.
         s.expect_words_by_kernel("before", device, zeroed(s, target, g)?, g / WORD, 0)?;
         let mut gate = if bench.case() == 0 {
-            Gate::close(s, device, held, HOLD_LIMIT)?
+            Gate::close(s, device, held, hold_limit(s))?
         } else {
-            Gate::close_by_host_function(s, device, held, HOLD_LIMIT)?
+            Gate::close_by_host_function(s, device, held, hold_limit(s))?
         };
 
         let address = s.range(g)?;
@@ -56,7 +56,7 @@ pub(super) fn d_v7(bench: &Bench) -> Outcome {
         s.unmap(address, g)?;
         s.release(chunk)?;
 
-        ensure(!gate.timed_out(), || format!("a call waited {HOLD_LIMIT:?} for the held stream"))?;
+        ensure(!gate.timed_out(), || "a call waited for the held stream".into())?;
         same("idle, still held", s.is_idle(device, held)?, false)?;
         gate.open();
         s.synchronize(device, held)?;
@@ -172,7 +172,7 @@ pub(super) fn d_n2(bench: &Bench) -> Outcome {
         let target = s.buffer(g, device, &[device])?;
         s.fill_words(device, target, 16, 0)?;
         let held = s.stream(held_on)?;
-        let mut gate = Gate::close(s, held_on, held, HOLD_LIMIT)?;
+        let mut gate = Gate::close(s, held_on, held, hold_limit(s))?;
         let begin = Instant::now();
         let mut first_wait = None;
         for index in 0..STREAMS {

@@ -10,7 +10,7 @@ use crate::types::{
 
 use super::super::bench::Bench;
 use super::super::check::{ensure, same};
-use super::super::gate::{Gate, HOLD_LIMIT};
+use super::super::gate::{Gate, hold_limit};
 use super::super::outcome::{Outcome, Step, Stop};
 use super::super::row::Needs;
 use super::super::scratch::{Scratch, WORD};
@@ -147,7 +147,7 @@ pub(super) fn d_v3(bench: &Bench) -> Outcome {
             // Every other turn the kernel waits in the queue; in the rest it may be at work.
             let mut gate = None;
             if turn % 2 == 0 {
-                gate = Some(Gate::close(s, device, stream, HOLD_LIMIT)?);
+                gate = Some(Gate::close(s, device, stream, hold_limit(s))?);
             }
             s.launch(device, ProbeKernel::Spin { busy_us: 300, done: 0 }, stream)?;
             s.launch(device, ProbeKernel::FillWords { dst: old, words, value }, stream)?;
@@ -255,7 +255,7 @@ pub(super) fn d_v5(bench: &Bench) -> Outcome {
             let ahead = s.alias(bytes, next, &[device])?;
             s.fill_words(device, ahead, words, turn * 1000)?;
             let stream = s.stream(device)?;
-            let mut gate = Gate::close(s, device, stream, HOLD_LIMIT)?;
+            let mut gate = Gate::close(s, device, stream, hold_limit(s))?;
             let check = |value| ProbeKernel::CheckWords { src: address, words, value, errors };
             s.launch(device, check(turn * 1000), stream)?;
             thread::scope(|scope| match scope.spawn(|| swap(s, address, bytes, next)).join() {

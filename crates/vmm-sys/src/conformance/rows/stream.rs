@@ -11,7 +11,7 @@ use crate::types::{ChunkProps, DeviceId, StreamHandle};
 
 use super::super::bench::Bench;
 use super::super::check::{ensure, same};
-use super::super::gate::{Gate, HOLD_LIMIT};
+use super::super::gate::{Gate, hold_limit};
 use super::super::outcome::{Outcome, Step};
 use super::super::scratch::Scratch;
 
@@ -57,7 +57,7 @@ pub(super) fn d_s2(bench: &Bench) -> Outcome {
     bench.check(|s| {
         let device = s.device();
         let event = s.event(device)?;
-        let mut gate = Gate::close(s, device, StreamHandle::PER_THREAD, HOLD_LIMIT)?;
+        let mut gate = Gate::close(s, device, StreamHandle::PER_THREAD, hold_limit(s))?;
         thread::scope(|scope| {
             let record = || s.record(device, event, StreamHandle::LEGACY);
             match scope.spawn(record).join() {
@@ -73,7 +73,7 @@ pub(super) fn d_s2(bench: &Bench) -> Outcome {
 
         let aside = s.stream(device)?;
         let event = s.event(device)?;
-        let mut gate = Gate::close(s, device, aside, HOLD_LIMIT)?;
+        let mut gate = Gate::close(s, device, aside, hold_limit(s))?;
         s.record(device, event, StreamHandle::LEGACY)?;
         s.wait_event(device, event)?;
         ensure(!gate.timed_out(), || "the legacy stream waited for a non-blocking one".into())?;

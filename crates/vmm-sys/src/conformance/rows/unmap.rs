@@ -7,7 +7,7 @@ use crate::types::ProbeKernel;
 
 use super::super::bench::Bench;
 use super::super::check::{refused, same};
-use super::super::gate::{Gate, HOLD_LIMIT};
+use super::super::gate::{Gate, hold_limit};
 use super::super::outcome::Outcome;
 use super::super::row::Case;
 use super::super::scratch::WORD;
@@ -94,7 +94,7 @@ pub(super) fn d_u4(bench: &Bench) -> Outcome {
         same("the word it writes", s.word(device, address)?, 1)?;
         let mut gate = None;
         if bench.case() == 0 {
-            gate = Some(Gate::close(s, device, stream, HOLD_LIMIT)?);
+            gate = Some(Gate::close(s, device, stream, hold_limit(s))?);
         }
         let busy_us = if gate.is_some() { 1 } else { 500_000 };
         s.launch(device, ProbeKernel::Spin { busy_us, done: address }, stream)?;
