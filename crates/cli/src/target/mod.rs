@@ -28,3 +28,6 @@ fn driver_time() -> DriverTime {
     let ThreadTime { spent_nanos, charged_nanos } = ThreadTime::now();
     DriverTime { spent_ns: spent_nanos, charged_ns: charged_nanos }
 }
+
+#[cfg(test)]
+mod tests;

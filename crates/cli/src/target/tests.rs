@@ -1,0 +1,127 @@
+//! The three allocators under the engine, on the simulated device.
+
+use std::num::NonZeroU16;
+use std::path::Path;
+
+use vmm_pool::{ChunkSize, Placement};
+use vmm_sys::Call;
+use vmm_sys::sim::Sim;
+
+use super::*;
+use crate::replay::{
+    Cause, HostClock, PassFigures, Plan, ReplayError, Spread, Step, Target, replay,
+};
+use crate::trace::Trace;
+
+const DEVICE: DeviceId = DeviceId(0);
+const OPTIONS: PoolOptions =
+    PoolOptions { chunk: ChunkSize::Auto, placement: Placement::FirstFit, soft_limit: Some(0.01) };
+
+fn sim() -> Arc<dyn Driver> {
+    let driver: Arc<dyn Driver> = Sim::builder().device_bytes(1 << 30).build();
+    // The context, whatever it takes, is there before free memory is compared.
+    driver.device_synchronize(DEVICE).unwrap();
+    driver
+}
+
+fn trace(text: &str) -> Trace {
+    Trace::read(text.as_bytes(), Path::new("t")).unwrap()
+}
+
+type Outcome = Result<Vec<PassFigures>, ReplayError>;
+
+fn run<T: Target>(plan: &Plan<'_>, make: impl Fn() -> Result<T, Cause>) -> Outcome {
+    replay(plan, 2, &HostClock::new(), make, || ())
+}
+
+/// Replays on each allocator in turn.
+fn run_all(driver: &Arc<dyn Driver>, plan: &Plan<'_>) -> [(&'static str, Outcome); 3] {
+    let pool = run(plan, || PoolTarget::new(driver, DEVICE, &OPTIONS, plan.streams));
+    let malloc = run(plan, || CudaMalloc::new(driver, DEVICE));
+    let malloc_async = run(plan, || CudaMallocAsync::new(driver, DEVICE, plan.streams));
+    [("pool", pool), ("cudaMalloc", malloc), ("cudaMallocAsync", malloc_async)]
+}
+
+fn free_bytes(driver: &Arc<dyn Driver>) -> u64 {
+    driver.mem_info(DEVICE).unwrap().free_bytes
+}
+
+#[test]
+fn every_allocator_holds_what_lives_and_gives_all_back() {
+    let driver = sim();
+    let before = free_bytes(&driver);
+    let trace = trace("a 1 90000000 0 0\na 2 700 1 0\nf 1 0\na 3 40000000 0 0\nf 3 0\n");
+    for (name, figures) in run_all(&driver, &Plan::new(&trace, None)) {
+        for pass in figures.unwrap() {
+            assert!(pass.peak_held_bytes >= trace.peak_live_bytes, "{name}: {pass:?}");
+            assert_eq!(pass.ops, 5, "{name}");
+        }
+        assert_eq!(free_bytes(&driver), before, "{name}");
+    }
+}
+
+#[test]
+fn empty_blocks_are_nothing_to_any_allocator() {
+    let driver = sim();
+    let trace = trace("a 1 0 0 0\na 2 512 0 0\na 3 0 0 0\nf 1 0\nf 2 0\n");
+    for (name, figures) in run_all(&driver, &Plan::new(&trace, None)) {
+        let figures = figures.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let counted: u64 =
+            [Call::MemAlloc, Call::MemAllocAsync].iter().map(|c| figures[1].calls.of(*c)).sum();
+        assert_eq!(counted, u64::from(name != "pool"), "{name}: one block has bytes");
+    }
+}
+
+#[test]
+fn running_out_of_memory_is_reported_and_leaves_nothing_behind() {
+    let driver = sim();
+    let before = free_bytes(&driver);
+    let trace = trace("a 1 600000000 0 0\na 2 500 0 0\na 3 600000000 0 0\n");
+    for (name, figures) in run_all(&driver, &Plan::new(&trace, None)) {
+        let error = figures.unwrap_err().to_string();
+        let start = "pass 1, operation 3: alloc of block 3 (600000000 bytes) failed: ";
+        assert!(error.starts_with(start), "{name}: {error}");
+        assert!(error.to_lowercase().contains("out of memory") || error.contains("OUT_OF_MEMORY"));
+        assert_eq!(free_bytes(&driver), before, "{name}");
+    }
+}
+
+#[test]
+fn a_free_waits_for_the_other_stream_that_used_the_block() {
+    let driver = sim();
+    let text: String =
+        (0..200).map(|id| format!("a {id} 4096 0 0\n")).chain((0..200).map(free)).collect();
+    let trace = trace(&text);
+    let streams = NonZeroU16::new(3).unwrap();
+    let plan = Plan::new(&trace, Some(Spread { streams, seed: 5 }));
+    let crossings =
+        plan.steps.iter().filter(|step| matches!(step, Step::Cross { .. })).count() as u64;
+    assert!(crossings > 10);
+    let [(_, pool), (_, malloc), (_, malloc_async)] = run_all(&driver, &plan);
+    let calls = &malloc_async.unwrap()[0].calls;
+    assert_eq!(calls.of(Call::EventRecord), crossings);
+    assert_eq!(calls.of(Call::StreamWaitEvent), crossings);
+    // A free of cudaMalloc waits for the whole device anyway.
+    assert_eq!(malloc.unwrap()[0].calls.of(Call::EventRecord), 0);
+    assert!(pool.unwrap()[0].calls.of(Call::EventRecord) > 0);
+}
+
+fn free(id: u64) -> String {
+    format!("f {id} 0\n")
+}
+
+#[test]
+fn a_warm_pass_of_the_pool_makes_no_driver_call() {
+    let driver = sim();
+    let text: String = (0..50)
+        .map(|id| format!("a {id} {} 0 0\n", 4096 * (id + 1)))
+        .chain((0..50).map(free))
+        .collect();
+    let trace = trace(&text);
+    let options = PoolOptions { soft_limit: None, ..OPTIONS };
+    let plan = Plan::new(&trace, None);
+    let figures = run(&plan, || PoolTarget::new(&driver, DEVICE, &options, 1)).unwrap();
+    assert!(figures[0].calls.of(Call::MemCreate) > 0);
+    assert_eq!(figures[1].calls.total(), 0, "{}", figures[1].calls);
+    assert_eq!(figures[1].driver_ns, 0);
+}
