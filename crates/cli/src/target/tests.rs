@@ -34,12 +34,22 @@ fn run<T: Target>(plan: &Plan<'_>, make: impl Fn() -> Result<T, Cause>) -> Outco
     replay(plan, 2, &HostClock::new(), make, || ())
 }
 
-/// Replays on each allocator in turn.
-fn run_all(driver: &Arc<dyn Driver>, plan: &Plan<'_>) -> [(&'static str, Outcome); 3] {
-    let pool = run(plan, || PoolTarget::new(driver, DEVICE, &OPTIONS, plan.streams));
-    let malloc = run(plan, || CudaMalloc::new(driver, DEVICE));
-    let malloc_async = run(plan, || CudaMallocAsync::new(driver, DEVICE, plan.streams));
-    [("pool", pool), ("cudaMalloc", malloc), ("cudaMallocAsync", malloc_async)]
+/// Replays on each allocator, on a device of its own; nothing may be left on it.
+fn run_all(plan: &Plan<'_>) -> [(&'static str, Outcome); 3] {
+    let on = |name, run: &dyn Fn(&Arc<dyn Driver>) -> Outcome| {
+        let driver = sim();
+        let before = free_bytes(&driver);
+        let outcome = run(&driver);
+        assert_eq!(free_bytes(&driver), before, "{name} left something behind");
+        (name, outcome)
+    };
+    [
+        on("pool", &|driver| run(plan, || PoolTarget::new(driver, DEVICE, &OPTIONS, plan.streams))),
+        on("cudaMalloc", &|driver| run(plan, || CudaMalloc::new(driver, DEVICE))),
+        on("cudaMallocAsync", &|driver| {
+            run(plan, || CudaMallocAsync::new(driver, DEVICE, plan.streams))
+        }),
+    ]
 }
 
 fn free_bytes(driver: &Arc<dyn Driver>) -> u64 {
@@ -48,23 +58,19 @@ fn free_bytes(driver: &Arc<dyn Driver>) -> u64 {
 
 #[test]
 fn every_allocator_holds_what_lives_and_gives_all_back() {
-    let driver = sim();
-    let before = free_bytes(&driver);
     let trace = trace("a 1 90000000 0 0\na 2 700 1 0\nf 1 0\na 3 40000000 0 0\nf 3 0\n");
-    for (name, figures) in run_all(&driver, &Plan::new(&trace, None)) {
+    for (name, figures) in run_all(&Plan::new(&trace, None)) {
         for pass in figures.unwrap() {
             assert!(pass.peak_held_bytes >= trace.peak_live_bytes, "{name}: {pass:?}");
             assert_eq!(pass.ops, 5, "{name}");
         }
-        assert_eq!(free_bytes(&driver), before, "{name}");
     }
 }
 
 #[test]
 fn empty_blocks_are_nothing_to_any_allocator() {
-    let driver = sim();
     let trace = trace("a 1 0 0 0\na 2 512 0 0\na 3 0 0 0\nf 1 0\nf 2 0\n");
-    for (name, figures) in run_all(&driver, &Plan::new(&trace, None)) {
+    for (name, figures) in run_all(&Plan::new(&trace, None)) {
         let figures = figures.unwrap_or_else(|error| panic!("{name}: {error}"));
         let counted: u64 =
             [Call::MemAlloc, Call::MemAllocAsync].iter().map(|c| figures[1].calls.of(*c)).sum();
@@ -74,21 +80,17 @@ fn empty_blocks_are_nothing_to_any_allocator() {
 
 #[test]
 fn running_out_of_memory_is_reported_and_leaves_nothing_behind() {
-    let driver = sim();
-    let before = free_bytes(&driver);
     let trace = trace("a 1 600000000 0 0\na 2 500 0 0\na 3 600000000 0 0\n");
-    for (name, figures) in run_all(&driver, &Plan::new(&trace, None)) {
+    for (name, figures) in run_all(&Plan::new(&trace, None)) {
         let error = figures.unwrap_err().to_string();
         let start = "pass 1, operation 3: alloc of block 3 (600000000 bytes) failed: ";
         assert!(error.starts_with(start), "{name}: {error}");
-        assert!(error.to_lowercase().contains("out of memory") || error.contains("OUT_OF_MEMORY"));
-        assert_eq!(free_bytes(&driver), before, "{name}");
+        assert!(error.to_lowercase().replace('_', " ").contains("out of memory"), "{error}");
     }
 }
 
 #[test]
 fn a_free_waits_for_the_other_stream_that_used_the_block() {
-    let driver = sim();
     let text: String =
         (0..200).map(|id| format!("a {id} 4096 0 0\n")).chain((0..200).map(free)).collect();
     let trace = trace(&text);
@@ -97,7 +99,7 @@ fn a_free_waits_for_the_other_stream_that_used_the_block() {
     let crossings =
         plan.steps.iter().filter(|step| matches!(step, Step::Cross { .. })).count() as u64;
     assert!(crossings > 10);
-    let [(_, pool), (_, malloc), (_, malloc_async)] = run_all(&driver, &plan);
+    let [(_, pool), (_, malloc), (_, malloc_async)] = run_all(&plan);
     let calls = &malloc_async.unwrap()[0].calls;
     assert_eq!(calls.of(Call::EventRecord), crossings);
     assert_eq!(calls.of(Call::StreamWaitEvent), crossings);

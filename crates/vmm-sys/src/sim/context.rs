@@ -56,6 +56,7 @@ impl Sim {
         self.call_on(Call::CtxSynchronize, device, |state| {
             state.refuse_while_capturing(device)?;
             self.drain_device(state, device)?;
+            state.trim_pool(device);
             state.report_fault(device)
         })
     }

@@ -125,6 +125,7 @@ impl Sim {
                 }
                 LastRecord::Captured(captured) => return Err(state.captured_event(&captured)),
             }
+            state.trim_pool(home);
             state.report_fault(home)
         })
     }

@@ -265,6 +265,12 @@ impl State {
         let Some((device, bytes)) = self.remove_legacy(address) else { return };
         let Ok(entry) = self.device_mut(device) else { return };
         entry.pool.arena.give(address, bytes);
+        self.trim_pool(device);
+    }
+
+    /// Gives back what the pool holds beyond its release threshold: at a free, and whenever the
+    /// host synchronises, which is what brings a threshold lowered later to bear.
+    pub(super) fn trim_pool(&mut self, device: DeviceId) {
         loop {
             let Ok(entry) = self.device_mut(device) else { return };
             let pool = &mut entry.pool;
@@ -300,6 +306,28 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::Driver;
+
+    #[test]
+    fn a_lowered_release_threshold_acts_at_the_next_synchronisation() {
+        let sim = Sim::builder().build();
+        let device = DeviceId(0);
+        let stream = sim.stream_create(device).unwrap();
+        let free_bytes = || sim.mem_info(device).unwrap().free_bytes;
+        let before = free_bytes();
+        sim.mem_pool_set_release_threshold(device, u64::MAX).unwrap();
+        // SAFETY: the stream is live.
+        unsafe {
+            let address = sim.mem_alloc_async(device, 1 << 20, stream).unwrap();
+            sim.mem_free_async(device, address, stream).unwrap();
+            sim.stream_synchronize(device, stream).unwrap();
+        }
+        assert!(free_bytes() < before, "kept");
+        sim.mem_pool_set_release_threshold(device, 0).unwrap();
+        assert!(free_bytes() < before, "still kept");
+        sim.device_synchronize(device).unwrap();
+        assert_eq!(free_bytes(), before);
+    }
 
     #[test]
     fn blocks_join_again_and_leave_whole() {

@@ -211,6 +211,7 @@ impl Sim {
             state.refuse_unsafe_in_capture()?;
             let home = state.stream_device(id).unwrap_or(device);
             self.drain_stream(state, id)?;
+            state.trim_pool(home);
             state.report_fault(home)
         })
     }
