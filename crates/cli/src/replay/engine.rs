@@ -66,6 +66,7 @@ fn counted_pass<T: Target>(
     let calls = target.driver_calls().since(&calls_before);
     let peak_held_bytes = finish_pass(target, blocks, pass, stopped)?;
     let ops = plan.trace.ops.len();
+    debug_assert!(driver.spent_ns <= wall_ns, "time inside driver calls was measured twice");
     let host_ns = wall_ns.saturating_sub(driver.spent_ns);
     let (mine_ns, driver_ns) = if T::IS_DRIVER {
         // The driver call is the operation. Where its time is not taken apart (so as not to slow

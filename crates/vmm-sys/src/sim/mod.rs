@@ -153,9 +153,6 @@ impl Sim {
         device: Option<DeviceId>,
         body: impl FnOnce(&mut Locked<'_>) -> Answer<T>,
     ) -> DriverResult<T> {
-        // What simulating costs the host, to the end of the call; the ledger's own figures are
-        // what the call would cost.
-        let _simulating = self.ledger.stopwatch();
         // Before the lock: in a forked child another thread of the parent may have held it.
         if let Some(code) = self.gone() {
             return Err(Refused::new(code).into_error(call, device));

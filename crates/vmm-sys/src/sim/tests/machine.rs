@@ -1,7 +1,7 @@
 //! The machine, contexts and threads, costs, time, and the driver's own allocators.
 
 use super::*;
-use crate::call::Call;
+use crate::call::{Call, ThreadTime};
 use crate::error::ResultCode as Code;
 use crate::sim::TimeMode;
 
@@ -50,6 +50,21 @@ fn every_device_has_an_identity_of_its_own() {
     let other = Sim::builder().devices(4).build();
     assert_eq!(sim.device_uuid(D0).unwrap(), other.device_uuid(DeviceId(3)).unwrap());
     assert_ne!(sim.device_uuid(D0).unwrap(), sim.device_uuid(D1).unwrap());
+}
+
+#[test]
+fn the_host_time_of_simulating_is_measured_once() {
+    let sim = sim();
+    sim.ledger().set_timing(true);
+    let before = ThreadTime::now();
+    let start = std::time::Instant::now();
+    for _ in 0..1000 {
+        sim.mem_info(D0).unwrap();
+    }
+    let wall_nanos = start.elapsed().as_nanos();
+    let spent_nanos = u128::from(ThreadTime::now().spent_nanos - before.spent_nanos);
+    // Disjoint intervals inside of another: true however slow the machine is.
+    assert!((1..=wall_nanos).contains(&spent_nanos), "{spent_nanos} of {wall_nanos}");
 }
 
 /// Nanoseconds that one call was charged.
