@@ -9,6 +9,7 @@ use std::sync::Arc;
 use vmm_sys::object::{Event, Stream};
 use vmm_sys::{CallCounts, DeviceId, Driver, DriverKind, DriverResult};
 
+use super::context::CurrentContext;
 use super::held::HeldWatch;
 use super::{create_streams, driver_time};
 use crate::replay::{Cause, DriverTime, Extent, Target};
@@ -21,6 +22,8 @@ struct Common {
     driver: Arc<dyn Driver>,
     device: DeviceId,
     held: HeldWatch,
+    /// Last, so that it is dropped last.
+    _context: CurrentContext,
 }
 
 impl Common {
@@ -28,9 +31,9 @@ impl Common {
         // What simulating a call takes must be known, to be taken out.
         driver.ledger().set_timing(driver.kind() == DriverKind::Sim);
         // The context takes memory of its own: it has to be there before the watch starts.
-        driver.device_synchronize(device)?;
+        let context = CurrentContext::enter(driver, device)?;
         let held = HeldWatch::start(driver, device)?;
-        Ok(Common { driver: driver.clone(), device, held })
+        Ok(Common { driver: driver.clone(), device, held, _context: context })
     }
 
     fn peak_held_bytes(&self) -> DriverResult<u64> {
@@ -107,10 +110,11 @@ impl Target for CudaMalloc {
 /// `cuMemAllocAsync` and `cuMemFreeAsync` on the device's default pool, told to keep all it has
 /// (release threshold at its maximum), as every program does that wants speed from it.
 pub struct CudaMallocAsync {
-    common: Common,
     streams: Vec<Stream>,
     /// Recorded anew for each block that crosses: a wait takes the record that stands at its time.
     crossed: Event,
+    /// Last, for the sake of the context in it.
+    common: Common,
 }
 
 /// A block of [`CudaMallocAsync`].
@@ -132,9 +136,9 @@ impl CudaMallocAsync {
         device: DeviceId,
         streams: usize,
     ) -> Result<CudaMallocAsync, Cause> {
+        let common = Common::new(driver, device)?;
         let streams = create_streams(driver, device, streams)?;
         let crossed = Event::create(driver, device)?;
-        let common = Common::new(driver, device)?;
         driver.mem_pool_set_release_threshold(device, u64::MAX)?;
         Ok(CudaMallocAsync { common, streams, crossed })
     }
@@ -144,7 +148,7 @@ impl Target for CudaMallocAsync {
     type Block = AsyncBlock;
     const IS_DRIVER: bool = true;
 
-    #[allow(unsafe_code)] // the contract's stream-ordered calls take a handle
+    #[allow(unsafe_code, reason = "the contract takes a stream as a handle")]
     fn alloc(&self, bytes: u64, stream: usize) -> Result<AsyncBlock, Cause> {
         let Common { driver, device, .. } = &self.common;
         if bytes == 0 {
@@ -161,7 +165,7 @@ impl Target for CudaMallocAsync {
         Ok(())
     }
 
-    #[allow(unsafe_code)] // as above
+    #[allow(unsafe_code, reason = "the contract takes a stream as a handle")]
     fn free(&self, block: AsyncBlock) -> Result<(), Cause> {
         if block.extent == NOTHING {
             return Ok(());

@@ -1,5 +1,6 @@
 //! The allocators that can be replayed.
 
+mod context;
 mod driver_alloc;
 mod held;
 mod pool;

@@ -6,6 +6,7 @@ use vmm_pool::{Buffer, ChunkSize, Error, Lane, Placement, Pool};
 use vmm_sys::object::Stream;
 use vmm_sys::{CallCounts, DeviceId, Driver, DriverKind};
 
+use super::context::CurrentContext;
 use super::{create_streams, driver_time};
 use crate::replay::{Cause, DriverTime, Extent, Target};
 
@@ -44,6 +45,8 @@ pub struct PoolTarget {
     device: DeviceId,
     streams: Vec<Stream>,
     lanes: Vec<Lane>,
+    /// Last, so that it is dropped last.
+    _context: CurrentContext,
 }
 
 impl PoolTarget {
@@ -59,10 +62,12 @@ impl PoolTarget {
     ) -> Result<PoolTarget, Cause> {
         // Time inside driver calls is taken out of the pool's own.
         driver.ledger().set_timing(true);
+        let context = CurrentContext::enter(driver, device)?;
         let pool = options.build(driver, device)?;
         let streams = create_streams(driver, device, streams)?;
         let lanes = streams.iter().map(|stream| pool.lane(stream)).collect::<Result<_, _>>()?;
-        Ok(PoolTarget { pool, driver: driver.clone(), device, streams, lanes })
+        let driver = driver.clone();
+        Ok(PoolTarget { pool, driver, device, streams, lanes, _context: context })
     }
 }
 

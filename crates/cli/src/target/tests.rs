@@ -127,3 +127,16 @@ fn a_warm_pass_of_the_pool_makes_no_driver_call() {
     assert_eq!(figures[1].calls.total(), 0, "{}", figures[1].calls);
     assert_eq!(figures[1].driver_ns, 0);
 }
+
+#[test]
+fn the_threads_own_context_comes_back_after_a_replay() {
+    let driver = sim();
+    assert_eq!(driver.context_current().unwrap(), None);
+    let outer = CudaMalloc::new(&driver, DEVICE).unwrap();
+    let current = driver.context_current().unwrap();
+    assert!(current.is_some(), "no call has to switch contexts");
+    drop(PoolTarget::new(&driver, DEVICE, &OPTIONS, 1).unwrap());
+    assert_eq!(driver.context_current().unwrap(), current);
+    drop(outer);
+    assert_eq!(driver.context_current().unwrap(), None);
+}
