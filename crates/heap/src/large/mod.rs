@@ -7,6 +7,8 @@ mod lanes;
 mod space;
 mod spans;
 mod tree;
+#[cfg(target_arch = "x86_64")]
+mod vector;
 mod windows;
 
 use buddy::Buddy;
@@ -24,6 +26,8 @@ use crate::stats::FreeRun;
 pub(crate) enum Large {
     Buddy(Space<Buddy>),
     FirstFit(Space<FirstFit<Plain>>),
+    #[cfg(target_arch = "x86_64")]
+    FirstFitVector(vector::VectorSpace),
 }
 
 /// The same expression for whichever placement it is.
@@ -32,6 +36,8 @@ macro_rules! each {
         match $large {
             Large::Buddy($space) => $call,
             Large::FirstFit($space) => $call,
+            #[cfg(target_arch = "x86_64")]
+            Large::FirstFitVector($space) => $call,
         }
     };
 }
@@ -40,8 +46,22 @@ impl Large {
     pub(crate) fn new(placement: Placement) -> Self {
         match placement {
             Placement::Buddy => Self::Buddy(Space::new(Buddy::new())),
-            Placement::FirstFit => Self::FirstFit(Space::new(FirstFit::new(Plain))),
+            Placement::FirstFit => Self::first_fit(),
         }
+    }
+
+    /// First fit in the fastest form that this processor has.
+    fn first_fit() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(space) = vector::new() {
+            return Self::FirstFitVector(space);
+        }
+        Self::plain_first_fit()
+    }
+
+    /// First fit in the form for any processor.
+    fn plain_first_fit() -> Self {
+        Self::FirstFit(Space::new(FirstFit::new(Plain)))
     }
 
     /// Takes `bytes`, whole granules, at a multiple of `align`, at least a granule.
@@ -50,6 +70,8 @@ impl Large {
         match self {
             Self::Buddy(space) => space.alloc(bytes, align),
             Self::FirstFit(space) => space.alloc(bytes, align),
+            #[cfg(target_arch = "x86_64")]
+            Self::FirstFitVector(space) => vector::alloc(space, bytes, align),
         }
     }
 
@@ -59,6 +81,8 @@ impl Large {
         match self {
             Self::Buddy(space) => space.free(offset, tick),
             Self::FirstFit(space) => space.free(offset, tick),
+            #[cfg(target_arch = "x86_64")]
+            Self::FirstFitVector(space) => vector::free(space, offset, tick),
         }
     }
 
