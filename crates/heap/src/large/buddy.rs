@@ -31,11 +31,13 @@ pub(crate) struct Buddy {
 }
 
 /// The order of the smallest power of two that covers `bytes`.
+#[inline]
 fn covering_order(bytes: u64) -> u32 {
     bytes.div_ceil(GRANULE_BYTES).next_power_of_two().trailing_zeros()
 }
 
 /// The order of the largest aligned power of two inside a span.
+#[inline]
 fn largest_order(span: &Span) -> usize {
     let order = (span.bytes() >> GRANULE_SHIFT).ilog2();
     let piece_bytes = GRANULE_BYTES << order;
@@ -111,7 +113,7 @@ impl Index for Buddy {
     fn attach(&mut self, spans: &Spans, id: u32) {
         let order = largest_order(spans.at(id));
         if self.links.len() <= id as usize {
-            self.links.resize(spans.arena_len(), Link { prev: NIL, next: NIL });
+            self.links.resize(spans.arena_capacity(), Link { prev: NIL, next: NIL });
         }
         let next = self.heads[order];
         self.links[id as usize] = Link { prev: NIL, next };

@@ -7,10 +7,9 @@
 //! fits, and the cell's value is worked out anew by the same walk after each change. While blocks
 //! are larger than a cell, both see one span, and the cost is that of the tree.
 
-use super::cells::cell_of;
 use super::lanes::Lanes;
 use super::space::Index;
-use super::spans::Spans;
+use super::spans::{Spans, cell_of};
 use super::tree::{MaxTree, value_of};
 use crate::{NIL, align_up};
 
@@ -106,5 +105,54 @@ impl<L: Lanes> Index for FirstFit<L> {
         cells.dedup();
         self.tree
             .verify(cells.into_iter().map(|cell| (cell, value_of(spans.largest_free_in(cell)))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::GRANULE_BYTES;
+    use crate::large::lanes::Plain;
+    use crate::large::space::Space;
+
+    fn space(ranges: &[(u64, u64)]) -> Space<FirstFit<Plain>> {
+        let mut space = Space::new(FirstFit::new(Plain));
+        for &(offset, bytes) in ranges {
+            space.insert_free(offset, bytes, 0);
+        }
+        space.verify().expect("consistent");
+        space
+    }
+
+    #[test]
+    fn the_lowest_address_wins_among_spans_of_one_cell() {
+        let mut space = space(&[(0, 1024), (2048, 2048), (8192, 65536)]);
+        assert_eq!(space.alloc(1536, GRANULE_BYTES), Some(2048));
+        assert_eq!(space.alloc(1024, GRANULE_BYTES), Some(0));
+        assert_eq!(space.alloc(512, GRANULE_BYTES), Some(3584));
+        assert_eq!(space.alloc(512, GRANULE_BYTES), Some(8192));
+        space.verify().expect("consistent");
+    }
+
+    #[test]
+    fn spans_that_are_long_enough_but_not_aligned_are_passed_over() {
+        let mib = 1 << 20;
+        let mut space = space(&[(mib, mib), (5 * mib + 512, 2 * mib), (9 * mib, 4 * mib)]);
+        assert_eq!(space.alloc(2 * mib, 2 * mib), Some(10 * mib));
+        assert_eq!(space.alloc(2 * mib, 2 * mib), None);
+        assert_eq!(space.alloc(mib, mib), Some(mib));
+        assert_eq!(space.alloc(mib, mib), Some(6 * mib));
+        space.verify().expect("consistent");
+    }
+
+    /// Lengths above 1 TiB look alike to the tree.
+    #[test]
+    fn runs_above_the_largest_value_of_the_tree() {
+        let tib = 1u64 << 40;
+        let mut space = space(&[(0, tib + (64 << 20)), (2 * tib, tib + (128 << 20))]);
+        assert_eq!(space.alloc(tib + (100 << 20), GRANULE_BYTES), Some(2 * tib));
+        assert_eq!(space.alloc(tib + (100 << 20), GRANULE_BYTES), None);
+        assert_eq!(space.alloc(tib, GRANULE_BYTES), Some(0));
+        space.verify().expect("consistent");
     }
 }

@@ -134,7 +134,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+        #![proptest_config(crate::test_config())]
 
         #[test]
         fn both_forms_answer_alike(

@@ -1,7 +1,6 @@
 //! The large placement: everything that is not served from a slab, and the slabs themselves.
 
 mod buddy;
-mod cells;
 mod first_fit;
 mod lanes;
 mod space;
@@ -149,5 +148,59 @@ impl Large {
                 visit(span.offset, span.bytes());
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::GRANULE_BYTES;
+
+    /// The same operations on both; everything that can be asked must be the same.
+    fn same(steps: &[(u64, u32, usize)]) -> Result<(), TestCaseError> {
+        let mut pair = [Large::first_fit(), Large::plain_first_fit()];
+        let mut live: Vec<u64> = Vec::new();
+        for large in &mut pair {
+            large.insert_free(0, 24 << 20, 0);
+            large.insert_free(20 << 30, 40 << 20, 0);
+        }
+        for (&(granules, align_shift, nth), tick) in steps.iter().zip(1..) {
+            let answers = pair.each_mut().map(|large| {
+                if nth % 3 == 0 && !live.is_empty() {
+                    large.free(live[nth % live.len()], tick)
+                } else {
+                    large.alloc(granules * GRANULE_BYTES, 1 << align_shift)
+                }
+            });
+            prop_assert_eq!(answers[0], answers[1]);
+            if nth % 3 == 0 && !live.is_empty() {
+                live.swap_remove(nth % live.len());
+            } else {
+                live.extend(answers[0]);
+            }
+            let runs = pair.each_ref().map(|large| {
+                let mut runs = Vec::new();
+                large.free_runs(&mut |run| runs.push(run));
+                runs
+            });
+            prop_assert_eq!(&runs[0], &runs[1]);
+            for large in &pair {
+                large.verify().map_err(TestCaseError::fail)?;
+            }
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(crate::test_config())]
+
+        #[test]
+        fn the_plain_and_the_fastest_form_place_alike(
+            steps in prop::collection::vec((1..9000u64, 9..23u32, any::<usize>()), 1..60)
+        ) {
+            same(&steps)?;
+        }
     }
 }

@@ -108,6 +108,7 @@ impl<I: Index> Space<I> {
         let id = self.free_span_around(offset, bytes)?;
         let id = self.take(id, offset, bytes);
         self.spans.unlink(id);
+        self.spans.uncover(offset, bytes);
         self.used_bytes -= bytes;
         self.mapped_bytes -= bytes;
         Ok(())

@@ -2,14 +2,23 @@
 //!
 //! Spans live in an arena, linked by index in address order. Space that was never inserted, or was
 //! removed, is simply not covered: two neighbours in the list are adjacent only if one ends where
-//! the other starts. To find a span from an address, [`Cells`] holds the first one that starts in
+//! the other starts. To find a span from an address, a table holds the first one that starts in
 //! each cell of 256 KiB; the others that start there follow it in the list. Any number may start in
 //! one cell (512 at most), so nothing here depends on how large blocks are; but while all blocks
 //! are larger than a cell, at most one free span and one used span start in it, and every walk ends
 //! after two steps.
 
-use super::cells::{CELL_SHIFT, Cells, cell_of};
+use crate::sparse::SparseTable;
 use crate::{GRANULE_BYTES, NIL};
+
+/// `log2` of the bytes of a cell.
+pub(crate) const CELL_SHIFT: u32 = 18;
+
+/// The cell in which `offset` lies.
+#[inline(always)]
+pub(crate) fn cell_of(offset: u64) -> usize {
+    (offset >> CELL_SHIFT) as usize
+}
 
 /// Bit of `Span::size` that marks a used span; lengths are multiples of the granule.
 const USED: u64 = 1;
@@ -60,12 +69,22 @@ pub(crate) struct Spans {
     vacant: u32,
     head: u32,
     tail: u32,
-    cells: Cells,
+    /// By cell, the first span that starts in it.
+    cells: SparseTable,
+    /// Arena slots reserved: one for each cell of space that was inserted.
+    reserved: usize,
 }
 
 impl Spans {
     pub(crate) fn new() -> Self {
-        Self { arena: Vec::new(), vacant: NIL, head: NIL, tail: NIL, cells: Cells::new() }
+        Self {
+            arena: Vec::new(),
+            vacant: NIL,
+            head: NIL,
+            tail: NIL,
+            cells: SparseTable::new(),
+            reserved: 0,
+        }
     }
 
     #[inline(always)]
@@ -78,9 +97,18 @@ impl Spans {
         &mut self.arena[id as usize]
     }
 
-    /// Makes room in the table of cells for spans in `[offset, offset + bytes)`.
+    /// Makes room for spans in `[offset, offset + bytes)`, so that the warm path need not.
     pub(crate) fn cover(&mut self, offset: u64, bytes: u64) {
-        self.cells.cover(offset, bytes);
+        let (first, last) = (cell_of(offset), cell_of(offset + bytes - 1));
+        self.cells.cover(first, last);
+        self.reserved += last - first + 1;
+        self.arena.reserve(self.reserved.saturating_sub(self.arena.len()));
+    }
+
+    /// The space [`cover`](Self::cover) made room for is gone.
+    pub(crate) fn uncover(&mut self, offset: u64, bytes: u64) {
+        let (first, last) = (cell_of(offset), cell_of(offset + bytes - 1));
+        self.reserved = self.reserved.saturating_sub(last - first + 1);
     }
 
     /// The first span that starts in `cell`, or `NIL`.
@@ -228,9 +256,9 @@ impl Spans {
         std::iter::successors(get(id), move |span| get(span.next))
     }
 
-    /// How many arena slots there are: ids are below it.
-    pub(crate) fn arena_len(&self) -> usize {
-        self.arena.len()
+    /// How many spans there can be before the arena grows: ids are below it.
+    pub(crate) fn arena_capacity(&self) -> usize {
+        self.arena.capacity()
     }
 
     pub(crate) fn metadata_bytes(&self) -> u64 {

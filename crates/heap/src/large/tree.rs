@@ -8,9 +8,12 @@
 //! Values are lengths in granules, cut off at `i32::MAX` (1 TiB): a search for more finds cells
 //! that may hold enough, and the caller looks.
 
-use super::cells::{REGION_CELLS, REGION_SHIFT};
 use super::lanes::{Group, Lanes};
 use crate::GRANULE_SHIFT;
+
+/// `log2` of the cells of a region, which is 1 GiB.
+const REGION_SHIFT: u32 = 12;
+const REGION_CELLS: usize = 1 << REGION_SHIFT;
 
 /// `log2` of the children of a node.
 const FANOUT_SHIFT: u32 = 4;
@@ -261,5 +264,71 @@ impl MaxTree {
 
     fn lane(&self, level: u32, lane: usize) -> i32 {
         self.group(level, lane / FANOUT).map_or(0, |group| group.0[lane % FANOUT])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::large::lanes::Plain;
+
+    /// Cells in several regions, near and far, so that all levels matter.
+    fn cells() -> impl Strategy<Value = usize> {
+        prop_oneof![0..40usize, 4000..4200usize, Just(70_000), (0..300usize).prop_map(|r| r << 12)]
+    }
+
+    fn values() -> impl Strategy<Value = i32> {
+        prop_oneof![0..6, Just(i32::MAX)]
+    }
+
+    /// Sets cells and asks for them; the map says what is right.
+    fn agrees<L: Lanes>(lanes: L, steps: &[(usize, i32, i32)]) -> Result<(), TestCaseError> {
+        let mut tree = MaxTree::new();
+        let mut model = BTreeMap::new();
+        for &(cell, value, need) in steps {
+            tree.cover(cell, cell);
+            tree.set(lanes, cell, value);
+            if value == 0 {
+                model.remove(&cell);
+            } else {
+                model.insert(cell, value);
+            }
+            tree.verify(model.iter().map(|(&cell, &value)| (cell, value)))
+                .map_err(TestCaseError::fail)?;
+            let first_from = |from: usize| {
+                model.range(from..).find(|&(_, &value)| value >= need).map(|(&cell, _)| cell)
+            };
+            prop_assert_eq!(tree.first(lanes, need), first_from(0));
+            for from in [0, 1, cell, cell + 1, cell / 2, 1 << 20, usize::MAX] {
+                prop_assert_eq!(tree.first_from(lanes, from, need), first_from(from));
+            }
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(crate::test_config())]
+
+        #[test]
+        fn both_forms_find_the_lowest_cell(
+            steps in prop::collection::vec((cells(), values(), 1..7), 1..60)
+        ) {
+            agrees(Plain, &steps)?;
+            #[cfg(target_arch = "x86_64")]
+            if let Some(lanes) = crate::large::lanes::Avx2::detect() {
+                agrees(lanes, &steps)?;
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_tree_holds_nothing() {
+        let tree = MaxTree::new();
+        assert_eq!(tree.first(Plain, 1), None);
+        assert_eq!(tree.first_from(Plain, 12345, 1), None);
     }
 }

@@ -16,6 +16,7 @@ use magazine::Magazines;
 use table::{State, Table};
 
 use crate::config::HeapConfig;
+use crate::sparse::SparseTable;
 use crate::{GRANULE_BYTES, GRANULE_SHIFT, NIL};
 
 /// All slabs of a heap.
@@ -24,7 +25,7 @@ pub(crate) struct Slabs {
     bins: Bins,
     magazines: Magazines,
     /// Number of the slab at each multiple of the slab size, or `NIL`.
-    numbers: Vec<u32>,
+    numbers: SparseTable,
     slab_shift: u32,
     used_bytes: u64,
     blocks: u64,
@@ -47,7 +48,7 @@ impl Slabs {
             table: Table::new(config.slab_bytes),
             bins: Bins::new(units_max),
             magazines: Magazines::new(units_max, config.magazine_depth),
-            numbers: Vec::new(),
+            numbers: SparseTable::new(),
             slab_shift: config.slab_bytes.trailing_zeros(),
             used_bytes: 0,
             blocks: 0,
@@ -86,7 +87,7 @@ impl Slabs {
     /// out starts there.
     #[inline(always)]
     fn find(&self, offset: u64) -> Option<Result<u32, NoBlock>> {
-        let number = *self.numbers.get((offset >> self.slab_shift) as usize)?;
+        let number = self.numbers.get((offset >> self.slab_shift) as usize);
         if number == NIL {
             return None;
         }
@@ -144,18 +145,16 @@ impl Slabs {
         let base = slab.base;
         table.granule_mut(first).set_state(State::None);
         table.remove(number);
-        self.numbers[(base >> self.slab_shift) as usize] = NIL;
+        self.numbers.set((base >> self.slab_shift) as usize, NIL);
         Some(base)
     }
 
     /// Adds a slab at `base`, a multiple of the slab size.
     pub(crate) fn add(&mut self, base: u64) {
         let place = (base >> self.slab_shift) as usize;
-        if self.numbers.len() <= place {
-            self.numbers.resize(place + 1, NIL);
-        }
         let number = self.table.add(base);
-        self.numbers[place] = number;
+        self.numbers.cover(place, place);
+        self.numbers.set(place, number);
         let handle = self.table.handle(number, 0);
         self.table.set_block(handle, self.table.slab_units(), State::Free);
         self.bins.insert(&mut self.table, handle);
@@ -203,7 +202,7 @@ impl Slabs {
         self.table.metadata_bytes()
             + self.bins.metadata_bytes()
             + self.magazines.metadata_bytes()
-            + (self.numbers.capacity() * 4) as u64
+            + self.numbers.metadata_bytes()
     }
 
     /// Offsets of the slabs, in no order.
@@ -216,9 +215,7 @@ impl Slabs {
         let (mut free, mut used, mut cached, mut used_units) = (0u64, 0u64, 0u64, 0u64);
         for (number, slab) in self.table.slabs().filter(|(_, slab)| !slab.is_vacant()) {
             let place = (slab.base >> self.slab_shift) as usize;
-            if (place as u64) << self.slab_shift != slab.base
-                || self.numbers.get(place) != Some(&number)
-            {
+            if (place as u64) << self.slab_shift != slab.base || self.numbers.get(place) != number {
                 return Err(format!("slab {number} at {:#x} is not found there", slab.base));
             }
             let mut live = 0;
@@ -244,10 +241,109 @@ impl Slabs {
             return Err(format!("lists hold {listed:?} free and cached, slabs {free}, {cached}"));
         }
         let counted = (self.blocks, self.used_bytes, self.count());
-        let slabs = self.numbers.iter().filter(|&&number| number != NIL).count() as u64;
+        let slabs = self.numbers.count() as u64;
         if counted != (used, used_units * GRANULE_BYTES, slabs) {
             return Err(format!("counted {counted:?}, walked {used}, {used_units}, {slabs}"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLAB_BYTES: u64 = 64 << 10;
+
+    /// One slab at 64 KiB; magazines of the given depth.
+    fn slabs(magazine_depth: u32) -> Slabs {
+        let config = HeapConfig {
+            slab_bytes: SLAB_BYTES,
+            small_max_bytes: SLAB_BYTES,
+            magazine_depth,
+            ..HeapConfig::default()
+        };
+        let mut slabs = Slabs::new(&config.resolve());
+        assert_eq!(slabs.alloc(1), None);
+        slabs.add(SLAB_BYTES);
+        slabs
+    }
+
+    /// Allocates and returns the granule within the slab.
+    fn alloc(slabs: &mut Slabs, units: u32) -> Option<u64> {
+        let offset = slabs.alloc(units);
+        slabs.verify().expect("consistent");
+        offset.map(|offset| (offset - SLAB_BYTES) / GRANULE_BYTES)
+    }
+
+    /// Frees the block at a granule within the slab; returns the slab if that emptied it.
+    fn free(slabs: &mut Slabs, granule: u64) -> Option<u64> {
+        let freed = slabs.free(SLAB_BYTES + granule * GRANULE_BYTES);
+        let Some(Ok(freed)) = freed else { panic!("no block at granule {granule}") };
+        slabs.verify().expect("consistent");
+        freed.empty_slab
+    }
+
+    #[test]
+    fn a_freed_gap_of_the_closest_length_is_used_first() {
+        let mut slabs = slabs(0);
+        let blocks: Vec<u64> =
+            [10, 1, 4, 1, 6, 1].iter().map(|&u| alloc(&mut slabs, u).unwrap()).collect();
+        assert_eq!(blocks, [0, 10, 11, 15, 16, 22]);
+        for gap in [0, 11, 16] {
+            assert_eq!(free(&mut slabs, gap), None);
+        }
+        assert_eq!(alloc(&mut slabs, 3), Some(11));
+        assert_eq!(alloc(&mut slabs, 5), Some(16));
+        assert_eq!(alloc(&mut slabs, 7), Some(0));
+        assert_eq!(alloc(&mut slabs, 50), Some(23));
+    }
+
+    #[test]
+    fn the_last_block_takes_the_slab_with_it() {
+        let mut slabs = slabs(0);
+        for granule in 0..128 {
+            assert_eq!(alloc(&mut slabs, 1), Some(granule));
+        }
+        assert_eq!(alloc(&mut slabs, 1), None);
+        for granule in (0..128).map(|i| i * 37 % 128) {
+            let emptied = granule == 127 * 37 % 128;
+            assert_eq!(free(&mut slabs, granule), emptied.then_some(SLAB_BYTES));
+        }
+        assert_eq!((slabs.count(), slabs.used_bytes(), slabs.blocks()), (0, 0, 0));
+        assert!(slabs.free(SLAB_BYTES).is_none());
+        // The table of the slab is used again, and holds no trace of the old blocks.
+        slabs.add(0);
+        assert_eq!(slabs.alloc(128), Some(0));
+        slabs.verify().expect("consistent");
+    }
+
+    #[test]
+    fn magazines_hand_out_what_was_freed_last_and_no_more_than_they_hold() {
+        let mut slabs = slabs(2);
+        for granule in [0, 2, 4, 6] {
+            assert_eq!(alloc(&mut slabs, 2), Some(granule));
+        }
+        for granule in [0, 4, 6] {
+            assert_eq!(free(&mut slabs, granule), None);
+        }
+        assert_eq!(slabs.magazine_bytes(), 2 * 2 * GRANULE_BYTES);
+        assert!(matches!(slabs.free(SLAB_BYTES), Some(Err(NoBlock))), "a second free");
+        assert_eq!(alloc(&mut slabs, 2), Some(4));
+        assert_eq!(alloc(&mut slabs, 2), Some(0));
+        // 6 did not fit into the magazine and is merged with the rest of the slab.
+        assert_eq!(alloc(&mut slabs, 3), Some(6));
+    }
+
+    #[test]
+    fn draining_empties_magazines_and_slabs() {
+        let mut slabs = slabs(16);
+        assert_eq!(alloc(&mut slabs, 5), Some(0));
+        assert_eq!(free(&mut slabs, 0), None);
+        let mut empty = Vec::new();
+        assert!(slabs.drain(&mut |base| empty.push(base)));
+        assert_eq!(empty, [SLAB_BYTES]);
+        assert!(!slabs.drain(&mut |base| empty.push(base)));
+        slabs.verify().expect("consistent");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use proptest::strategy::Strategy;
-use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 use vmm_heap::{FreeRun, Heap, HeapStats};
 
 /// Runs a property for many cases from one seed, `VMM_HEAP_SEED` or a fixed one, so that every run
@@ -20,11 +20,13 @@ pub(crate) fn check<S: Strategy>(
         Ok(text) => text.parse().expect("VMM_HEAP_SEED must be a decimal number"),
         Err(_) => 20_261_129,
     };
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-    match TestRunner::new_with_rng(config, rng).run(&strategy, test) {
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(seed),
+        ..Config::default()
+    };
+    match TestRunner::new(config).run(&strategy, test) {
         Ok(()) => {}
         Err(TestError::Fail(why, case)) => {
             panic!("VMM_HEAP_SEED={seed}: {why}\nsmallest case: {case:#?}")
