@@ -186,12 +186,13 @@ impl Heap {
         })
     }
 
-    /// Calls `visit` with each start at which `need` would fit if all unmapped space under it were
+    /// Calls `visit` with starts at which `need` would fit if all unmapped space under it were
     /// mapped. `end_bytes` is the end of the addresses in use; a window may reach beyond it, and
     /// the first one wholly beyond it is always visited. A start may be visited twice.
     ///
-    /// Starts are chosen so that one that needs the fewest unmapped bytes is among them, in every
-    /// gap between used blocks. After [`insert_free`](Self::insert_free) of the missing parts,
+    /// In every gap between used blocks, a start that needs the fewest unmapped bytes is among
+    /// them; so are those where the request starts or ends with a free run, and those at the ends
+    /// of the gap. After [`insert_free`](Self::insert_free) of the missing parts,
     /// [`alloc_at`](Self::alloc_at) of the window succeeds, and so does the
     /// [`alloc`](Self::alloc) that missed.
     pub fn windows(&self, need: &Miss, end_bytes: u64, visit: &mut dyn FnMut(u64)) {

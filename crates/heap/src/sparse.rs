@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn entries_are_found_and_the_last_before_a_place_too() {
         let mut table = SparseTable::new();
-        let places = [0, 17, PAGE_ENTRIES - 1, PAGE_ENTRIES, 50 * PAGE_ENTRIES + 3];
+        let places = [0, 3, 5, 17, PAGE_ENTRIES - 1, PAGE_ENTRIES, 50 * PAGE_ENTRIES + 3];
         for (&place, entry) in places.iter().zip(100..) {
             table.cover(place, place);
             table.set(place, entry);

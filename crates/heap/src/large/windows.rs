@@ -3,9 +3,12 @@
 //! Between two used spans lies a gap: free spans and space that is not inserted. A request that
 //! fits into a gap needs the uninserted bytes under it to be backed. How many there are changes
 //! linearly with the start of the request, except where one of its ends passes an end of a free
-//! span; so a cheapest start lies at the start of a free span, or where the request ends with one,
-//! or at an end of the gap, or at the nearest aligned place on either side of these. Only such
-//! starts are visited, a handful for each free span.
+//! span. So a cheapest start is that of the gap, or one where the request ends with a free span, or
+//! the nearest aligned place on either side of these.
+//!
+//! The mirror image (the end of the gap, and where the request starts with a free span) is no
+//! cheaper, but it leans on the hole at the other side of the span. It is visited too, because the
+//! owner may not be free to fill every hole now.
 
 use super::spans::{Span, Spans};
 use crate::{NIL, SPACE_BYTES, align_down, align_up};
@@ -72,7 +75,7 @@ impl Window {
                 offer(at);
             }
         }
-        // The last gap has no used end: nothing is gained by starting as late as possible.
+        // The last gap has no end to lean on.
         if end < SPACE_BYTES {
             offer(last);
         }

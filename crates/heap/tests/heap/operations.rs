@@ -23,13 +23,16 @@ pub(crate) enum Action {
 /// A heap to test: the unit of places, and the largest request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    unit_bytes: u64,
+    pub(crate) unit_bytes: u64,
     request_max_bytes: u64,
 }
 
 /// Many spans in one cell.
 pub(crate) const TINY: Shape =
     Shape { unit_bytes: GRANULE_BYTES, request_max_bytes: 20 * GRANULE_BYTES };
+/// Space mapped in chunks of eight granules, blocks of any length.
+pub(crate) const CHUNKS: Shape =
+    Shape { unit_bytes: 8 * GRANULE_BYTES, request_max_bytes: 40 * GRANULE_BYTES };
 /// Spans around the size of a cell.
 const CELLS: Shape = Shape { unit_bytes: 96 << 10, request_max_bytes: 900 << 10 };
 /// Slabs and blocks of many cells.
@@ -58,7 +61,7 @@ pub(crate) fn actions(shape: Shape) -> impl Strategy<Value = Vec<Action>> {
 pub(crate) struct Pair {
     pub(crate) heap: Heap,
     pub(crate) model: Model,
-    shape: Shape,
+    pub(crate) shape: Shape,
 }
 
 impl Pair {

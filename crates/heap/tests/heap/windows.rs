@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use vmm_heap::{GRANULE_BYTES, Heap, HeapConfig, Miss, Placement};
 
-use crate::operations::{ISLANDS, Pair, TINY, actions};
+use crate::operations::{CHUNKS, ISLANDS, Pair, Shape, TINY, actions};
 use crate::shadow::{Model, Range, check, run_ranges};
 
 /// All windows for a request.
@@ -16,24 +16,23 @@ pub(crate) fn windows(heap: &Heap, need: &Miss, end_bytes: u64) -> Vec<u64> {
     starts
 }
 
-fn missing_bytes(model: &Model, range: Range) -> u64 {
-    model.missing(range).iter().map(|(start, end)| end - start).sum()
-}
-
 /// The end of the addresses in use.
 fn end_of(model: &Model) -> u64 {
     model.mapped.last_key_value().map_or(0, |(_, &end)| end)
 }
 
-/// For each gap between used blocks (by how many lie before it), the fewest bytes to map.
+/// For each gap between used blocks (by how many lie before it), the fewest units to map: chunks,
+/// all or nothing of each.
 #[derive(Default)]
 struct Cheapest(BTreeMap<usize, u64>);
 
 impl Cheapest {
-    fn offer(&mut self, model: &Model, range: Range) {
-        let gap = model.used.range(..range.0).count();
-        let bytes = missing_bytes(model, range);
-        self.0.entry(gap).and_modify(|least| *least = bytes.min(*least)).or_insert(bytes);
+    fn offer(&mut self, pair: &Pair, range: Range) {
+        let unit = pair.shape.unit_bytes;
+        let units = |&(start, end): &Range| end.div_ceil(unit) - start / unit;
+        let missing: u64 = pair.model.missing(range).iter().map(units).sum();
+        let gap = pair.model.used.range(..range.0).count();
+        self.0.entry(gap).and_modify(|least| *least = missing.min(*least)).or_insert(missing);
     }
 }
 
@@ -69,16 +68,17 @@ fn visits_the_cheapest(pair: &mut Pair, bytes: u64, align: u64) -> Result<(), Te
         let range = (start, start + bytes);
         prop_assert_eq!(start % grid, 0);
         prop_assert!(!pair.model.touches_used(range), "window {range:x?} is used");
-        offered.offer(&pair.model, range);
+        offered.offer(pair, range);
         window_works(pair, range)?;
     }
     let mut possible = Cheapest::default();
     for island in ISLANDS {
         let first = island.saturating_sub(bytes + grid).next_multiple_of(grid);
-        for start in (first..island + 64 * GRANULE_BYTES + grid).step_by(grid as usize) {
+        let end = island + 64 * pair.shape.unit_bytes + grid;
+        for start in (first..end).step_by(grid as usize) {
             let range = (start, start + bytes);
             if !pair.model.touches_used(range) {
-                possible.offer(&pair.model, range);
+                possible.offer(pair, range);
             }
         }
     }
@@ -88,18 +88,52 @@ fn visits_the_cheapest(pair: &mut Pair, bytes: u64, align: u64) -> Result<(), Te
     Ok(())
 }
 
-#[test]
-fn the_cheapest_window_of_each_gap_is_visited() {
+fn cheapest_is_visited(shape: Shape, align_shift: std::ops::Range<u32>) {
     for placement in [Placement::Buddy, Placement::FirstFit] {
         let config = HeapConfig { placement, small_max_bytes: 0, ..HeapConfig::default() };
-        let request = (1..40u64, 9..15u32);
-        check(1500, (actions(TINY), request), |(actions, (granules, align_shift))| {
-            let mut pair = Pair::new(config, TINY);
+        let request = (1..40u64, align_shift.clone());
+        check(1500, (actions(shape), request), |(actions, (granules, align_shift))| {
+            let mut pair = Pair::new(config, shape);
             for action in &actions {
                 pair.apply(action)?;
             }
             visits_the_cheapest(&mut pair, granules * GRANULE_BYTES, 1 << align_shift)
         });
+    }
+}
+
+#[test]
+fn the_window_with_the_fewest_missing_bytes_is_visited() {
+    cheapest_is_visited(TINY, 9..15);
+}
+
+#[test]
+fn the_window_with_the_fewest_missing_chunks_is_visited() {
+    cheapest_is_visited(CHUNKS, 9..15);
+}
+
+/// Blocks at 8 and 40 granules; in the gap between, free runs at 12 and 24.
+#[test]
+fn windows_lean_on_both_sides_of_each_free_run_and_of_the_gap() {
+    for (placement, align, expected) in [
+        (Placement::FirstFit, 512, &[10, 12, 24, 18, 30, 42, 64][..]),
+        // At multiples of four: the nearest ones on either side.
+        (Placement::FirstFit, 2048, &[12, 24, 16, 20, 28, 44, 64]),
+        // Ten granules go to a multiple of sixteen.
+        (Placement::Buddy, 512, &[16, 48, 64]),
+    ] {
+        let config = HeapConfig { placement, small_max_bytes: 0, ..HeapConfig::default() };
+        let mut heap = Heap::new(config);
+        for (granule, granules) in [(8, 2), (12, 4), (24, 4), (40, 2)] {
+            heap.insert_free(granule * GRANULE_BYTES, granules * GRANULE_BYTES);
+        }
+        for granule in [8, 40] {
+            heap.alloc_at(granule * GRANULE_BYTES, 2 * GRANULE_BYTES).expect("free");
+        }
+        let need = Miss { bytes: 10 * GRANULE_BYTES, align };
+        let mut starts = windows(&heap, &need, 64 * GRANULE_BYTES);
+        starts.iter_mut().for_each(|start| *start /= GRANULE_BYTES);
+        assert_eq!(starts, expected, "{placement:?} aligned to {align}");
     }
 }
 
