@@ -1,4 +1,11 @@
 //! Who may touch a mapping: set access, get access, and the books of peer pairs.
+//!
+//! Access belongs to the mapping, not to the chunk: an alias or a remap starts with none (row
+//! D-A6), and no peer has to be enabled first (row D-A7). What it costs depends on the past: memory
+//! that was never granted needs its page tables built, and the first grant of a pair of devices
+//! brings their link up. The link stays up as long as one mapping of that owner's memory is granted
+//! to that peer; a pool keeps a small one for that. Whether one direction also serves the other was
+//! not measured; here it does not, which is the dearer answer.
 
 use std::collections::BTreeSet;
 
@@ -13,6 +20,8 @@ use crate::error::{DriverResult, ResultCode};
 use crate::types::{Access, AccessGrant, DeviceId, Location};
 
 impl Sim {
+    /// Rows D-A1 to D-A3 and D-A7. All is checked before anything is granted; the price is per
+    /// mapping, not per call.
     pub(super) fn do_set_access(
         &self,
         address: u64,
@@ -40,6 +49,7 @@ impl Sim {
         })
     }
 
+    /// What one location may do there; nothing, for locations that were never granted.
     pub(super) fn do_get_access(&self, address: u64, location: Location) -> DriverResult<Access> {
         self.call(Call::MemGetAccess, |state| match state.region_at(address) {
             Some((_, region)) if matches!(region.backing, Backing::Chunk { .. }) => {

@@ -47,12 +47,14 @@ fn split(offset: u64, length: u64) -> impl Iterator<Item = (u64, usize, usize, u
     })
 }
 
+/// The value that all bytes have, if they do.
 fn uniform_value(bytes: &[u8]) -> Option<u8> {
     let (&first, rest) = bytes.split_first()?;
     rest.iter().all(|byte| *byte == first).then_some(first)
 }
 
 impl SparseBytes {
+    /// Reads; what was never written is zero.
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) {
         for (page, inside, position, part) in split(offset, into.len() as u64) {
             let into = &mut into[position..position + part];
@@ -64,6 +66,7 @@ impl SparseBytes {
         }
     }
 
+    /// Writes.
     pub(super) fn write(&mut self, offset: u64, from: &[u8]) {
         for (page, inside, position, part) in split(offset, from.len() as u64) {
             let from = &from[position..position + part];
@@ -75,6 +78,7 @@ impl SparseBytes {
         }
     }
 
+    /// Fills with one value.
     pub(super) fn fill(&mut self, offset: u64, length: u64, value: u8) {
         if value == 0 {
             return self.clear(offset, length);
@@ -109,6 +113,7 @@ impl SparseBytes {
         self.pages.range(offset / PAGE..(offset + length).div_ceil(PAGE)).next().is_none()
     }
 
+    /// Makes a page one value; zero is no page at all.
     fn set_uniform(&mut self, page: u64, value: u8) {
         if value == 0 {
             self.pages.remove(&page);
@@ -117,6 +122,7 @@ impl SparseBytes {
         }
     }
 
+    /// A page as bytes, made so if need be.
     fn data(&mut self, page: u64) -> &mut [u8; PAGE as usize] {
         let entry = self.pages.entry(page).or_insert(Page::Uniform(0));
         if let Page::Uniform(value) = *entry {
@@ -149,10 +155,12 @@ impl SparseBytes {
 }
 
 impl Store {
+    /// All zero.
     pub(super) fn new() -> Store {
         Store::Sparse(SparseBytes::default())
     }
 
+    /// Reads; what was never written is zero.
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         match self {
             Store::Sparse(bytes) => {
@@ -163,6 +171,7 @@ impl Store {
         }
     }
 
+    /// Writes.
     pub(super) fn write(&mut self, offset: u64, from: &[u8]) -> io::Result<()> {
         match self {
             Store::Sparse(bytes) => {
@@ -173,6 +182,7 @@ impl Store {
         }
     }
 
+    /// Fills with one value.
     pub(super) fn fill(&mut self, offset: u64, length: u64, value: u8) -> io::Result<()> {
         match self {
             Store::Sparse(bytes) => {

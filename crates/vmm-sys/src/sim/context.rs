@@ -7,6 +7,7 @@ use crate::error::{DriverResult, ResultCode};
 use crate::types::{ContextHandle, DeviceId, Location, MemInfo};
 
 impl Sim {
+    /// One reference more; the first makes the context.
     pub(super) fn do_context_retain(&self, device: DeviceId) -> DriverResult<ContextHandle> {
         self.ask(Call::DevicePrimaryCtxRetain, Some(device), |state| {
             state.ensure_context(device)?;
@@ -17,6 +18,8 @@ impl Sim {
         })
     }
 
+    /// One reference less. With the last one the context ends, unless the driver object itself has
+    /// used it since.
     pub(super) fn do_context_release(&self, device: DeviceId) -> DriverResult<()> {
         self.ask(Call::DevicePrimaryCtxRelease, Some(device), |state| {
             let held = state.device_mut(device)?.context.as_mut();
@@ -32,10 +35,12 @@ impl Sim {
         })
     }
 
+    /// The calling thread's own, which no other call of this driver changes.
     pub(super) fn do_context_current(&self) -> DriverResult<Option<ContextHandle>> {
         self.ask(Call::CtxGetCurrent, None, |state| Ok(state.thread_mut().current))
     }
 
+    /// A context that has ended is refused.
     pub(super) fn do_context_set_current(
         &self,
         context: Option<ContextHandle>,
@@ -52,6 +57,7 @@ impl Sim {
         })
     }
 
+    /// Waits for every stream of the device, and reports what went wrong on it.
     pub(super) fn do_device_synchronize(&self, device: DeviceId) -> DriverResult<()> {
         self.call_on(Call::CtxSynchronize, device, |state| {
             state.refuse_while_capturing(device)?;
@@ -61,6 +67,7 @@ impl Sim {
         })
     }
 
+    /// Memory whose last descriptor was closed since is noticed here (row D-X6).
     pub(super) fn do_mem_info(&self, device: DeviceId) -> DriverResult<MemInfo> {
         self.call_on(Call::MemGetInfo, device, |state| {
             state.collect_orphans();

@@ -1,5 +1,10 @@
 //! Copies and fills: checked when they are enqueued (rows D-M5, D-A4, D-A5, D-A8), done when their
 //! turn comes.
+//!
+//! The check is the host's: a wrong copy is refused and nothing is broken. What is mapped when the
+//! turn comes is what is copied, and if nothing is, or not with access, that is a fault of the
+//! device like a kernel's. Host memory is read and written when the turn comes too, as with
+//! page-locked memory; the real driver stages pageable memory earlier.
 
 use std::io;
 
@@ -55,6 +60,7 @@ fn call_of(transfer: &Transfer, on_stream: bool) -> Call {
 }
 
 impl Sim {
+    /// Returns when the bytes are there. A refused copy has copied nothing.
     pub(super) fn do_copy(&self, device: DeviceId, transfer: &Transfer) -> DriverResult<()> {
         self.call_on(call_of(transfer, false), device, |state| {
             state.refuse_unsafe_in_capture()?;
@@ -66,6 +72,7 @@ impl Sim {
         })
     }
 
+    /// Access is checked now; what is mapped when its turn comes is what counts then.
     pub(super) fn do_copy_async(
         &self,
         device: DeviceId,

@@ -1,4 +1,10 @@
 //! Events: the only clock of stream order.
+//!
+//! An event is a name; each record of it is a point of its own in a queue. A wait refers to the
+//! record that was the last when it was enqueued, and a later record does not move it. An event
+//! that was never recorded counts as passed. One that was last recorded in a capture stands for a
+//! point of that capture: other streams join the capture by waiting for it, nobody can ask whether
+//! it has passed, and once the capture is over it stands for nothing until it is recorded again.
 
 use super::Sim;
 use super::answer::{Answer, Refused};
@@ -41,6 +47,7 @@ impl State {
 }
 
 impl Sim {
+    /// Belongs to the device that is named.
     pub(super) fn do_event_create(&self, device: DeviceId) -> DriverResult<EventHandle> {
         self.call_on(Call::EventCreate, device, |state| {
             let index = state.timeline.events.insert(Event { device, last: LastRecord::Never });
@@ -48,6 +55,7 @@ impl Sim {
         })
     }
 
+    /// The handle value may come back for a new event.
     pub(super) fn do_event_destroy(
         &self,
         device: DeviceId,
@@ -61,6 +69,7 @@ impl Sim {
         })
     }
 
+    /// On a stream of the event's own device. In a captured stream it marks a point of the graph.
     pub(super) fn do_event_record(
         &self,
         device: DeviceId,
@@ -91,6 +100,7 @@ impl Sim {
         })
     }
 
+    /// Refused during captures that forbid it (rows D-G2 to D-G4). Reports faults.
     pub(super) fn do_event_query(
         &self,
         device: DeviceId,
@@ -109,6 +119,7 @@ impl Sim {
         })
     }
 
+    /// Refused where a query is. Reports faults.
     pub(super) fn do_event_synchronize(
         &self,
         device: DeviceId,

@@ -1,4 +1,10 @@
 //! Runs what is queued: starts and finishes items as the clock and their conditions allow.
+//!
+//! Work on memory is looked at twice. When it starts, each address must be mapped with access; when
+//! it ends, the very same mappings must still be there, and only then are bytes changed. So a swap
+//! *before* the start is what later work should see (rows D-V1, D-V5), and a swap *under* running
+//! work is a fault even if the address is mapped again at the end: on a GPU it would depend on who
+//! is faster. After a fault nothing of that device's queues runs any more, and waits for it end.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,14 +48,17 @@ impl WorkFault {
 impl Sim {
     /// Starts and finishes everything that can be, at the present time.
     pub(super) fn pump(&self, state: &mut Locked<'_>) {
-        while !state.timeline.busy.is_empty() {
-            let busy: Vec<u64> = state.timeline.busy.iter().copied().collect();
+        loop {
             let mut progress = false;
-            for id in busy {
+            let mut next = state.timeline.busy.first().copied();
+            while let Some(id) = next {
                 while self.step(state, id) {
                     progress = true;
                 }
+                // A step may have taken the stream itself, or others, off the list.
+                next = state.timeline.busy.range(id + 1..).next().copied();
             }
+            // What ran may have let an earlier stream go.
             if !progress {
                 return;
             }
@@ -141,6 +150,7 @@ impl Sim {
         }
     }
 
+    /// In a thread of its own, as a function may block (row D-V7) while calls go on.
     fn start_host_function(
         &self,
         state: &mut Locked<'_>,
@@ -192,6 +202,7 @@ impl Sim {
         }
     }
 
+    /// The function runs when its turn comes, in another thread.
     pub(super) fn do_launch_host_function(
         &self,
         device: DeviceId,
@@ -219,6 +230,7 @@ impl State {
             .min()
     }
 
+    /// Moves the first item on.
     fn set_head_phase(&mut self, id: u64, phase: Phase) {
         let head = self.timeline.streams.get_mut(&id).and_then(|stream| stream.queue.front_mut());
         if let Some(head) = head {
@@ -226,6 +238,7 @@ impl State {
         }
     }
 
+    /// Takes the function out of the first item, if it is one.
     fn take_host_function(&mut self, id: u64) -> Option<Box<dyn FnOnce() + Send>> {
         match &mut self.timeline.streams.get_mut(&id)?.queue.front_mut()?.op {
             Op::HostFunction(function) => function.take(),
@@ -338,6 +351,8 @@ impl State {
         }
     }
 
+    /// Runs nodes whose time is over. Mappings must be the ones found at the start: a page that was
+    /// unmapped meanwhile, even if mapped again, may have been missed by the GPU (row D-U4).
     fn run_nodes(&mut self, nodes: &[Node], phase: &Phase) -> Result<(), WorkFault> {
         if let Phase::Running { regions, .. } = phase
             && self.regions_found(nodes)? != *regions
@@ -350,6 +365,7 @@ impl State {
         nodes.iter().try_for_each(|node| self.run_node(node))
     }
 
+    /// Looks everything up once more, and then does it: all or nothing.
     fn run_node(&mut self, node: &Node) -> Result<(), WorkFault> {
         if let Node::Kernel { .. } = node
             && let Some(span) = node.spans().iter().find(|span| !span.address.is_multiple_of(4))

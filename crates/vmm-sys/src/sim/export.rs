@@ -1,4 +1,8 @@
 //! Export and import of chunks as descriptors, and page-locked host memory.
+//!
+//! An import of a chunk of this very simulator is a second handle to the same memory, counted once.
+//! A chunk of another simulator (another process, or another machine of this one) becomes memory of
+//! the local device with the same UUID. A descriptor whose device is not visible here is refused.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,6 +22,7 @@ use crate::types::{ChunkHandle, ChunkProps, DeviceId, HandleTypes, Location, Pin
 const PAGE_BYTES: usize = 4096;
 
 impl Sim {
+    /// Rows D-X1 and D-X6. The bytes move to a memfd now, if they are not in one yet.
     pub(super) fn do_export_fd(&self, chunk: ChunkHandle) -> DriverResult<OwnedFd> {
         self.call(Call::MemExportToShareableHandle, |state| {
             let index = state.handle(chunk)?.physical;
@@ -52,6 +57,8 @@ impl Sim {
         })
     }
 
+    /// Rows D-X2 to D-X4. A chunk of this simulator gets one more handle value; a foreign one is
+    /// counted here too, as the GPU is the same.
     pub(super) fn do_import_fd(&self, descriptor: BorrowedFd<'_>) -> DriverResult<ChunkHandle> {
         self.call(Call::MemImportFromShareableHandle, |state| {
             let Some((exported, identity)) = share::inspect(descriptor) else {
@@ -85,6 +92,7 @@ impl Sim {
         })
     }
 
+    /// Real memory of this process: its address is the same for host and device.
     pub(super) fn do_host_alloc(
         &self,
         device: DeviceId,
@@ -109,6 +117,7 @@ impl Sim {
         })
     }
 
+    /// Does not wait. A stream that still waits for a word in it faults.
     pub(super) fn do_host_free(
         &self,
         device: DeviceId,
@@ -132,6 +141,7 @@ fn os_refusal(error: std::io::Error) -> Refused {
     Refused::new(ResultCode::OPERATING_SYSTEM).because(error)
 }
 
+/// How much memory stands behind an allocation, the same at its end as at its start.
 fn pinned_layout(bytes: u64) -> Answer<Layout> {
     let refused = || Refused::invalid_value(format_args!("{bytes} bytes of host memory"));
     let size = usize::try_from(bytes).ok().filter(|size| *size > 0).ok_or_else(refused)?;
@@ -163,6 +173,7 @@ impl State {
         })
     }
 
+    /// Takes an allocation out of all books, then frees it.
     fn free_pinned(&mut self, address: u64) {
         let Some(bytes) = self.pinned.remove(&address) else { return };
         self.regions.remove(&address);

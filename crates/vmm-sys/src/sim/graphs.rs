@@ -40,6 +40,7 @@ pub(super) struct Span {
 }
 
 impl Side {
+    /// The device addresses of a side, if it has some.
     fn span(self, bytes: u64, write: bool) -> Option<Span> {
         match self {
             Side::Device { address, via } => {
@@ -71,6 +72,7 @@ impl Node {
     }
 }
 
+/// In the order in which `run_kernel` expects the pieces.
 fn kernel_spans(kernel: ProbeKernel, device: DeviceId) -> Vec<Span> {
     let span = |address, words: u64, write| Span {
         address,
@@ -108,6 +110,7 @@ impl State {
         }
     }
 
+    /// What the measured bandwidths say.
     fn kernel_ns(&self, kernel: ProbeKernel, device: DeviceId) -> u64 {
         let read = |at, words: u64| work::kernel_read_ns(self.distance(device, at), words * 4);
         let write = |at, words: u64| work::kernel_write_ns(self.distance(device, at), words * 4);
@@ -138,6 +141,7 @@ impl State {
         }
     }
 
+    /// A copy is as slow as its farther side.
     fn side_distance(&self, dst: Side, src: Side) -> Distance {
         let (Side::Device { address: to, via }, Side::Device { address: from, .. }) = (dst, src)
         else {

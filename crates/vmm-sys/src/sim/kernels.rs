@@ -15,6 +15,7 @@ use crate::types::{DeviceId, ProbeKernel, StreamHandle};
 const BATCH_WORDS: u64 = 64 << 10;
 
 impl Sim {
+    /// On a stream of the device's own.
     pub(super) fn do_launch(
         &self,
         device: DeviceId,
@@ -52,6 +53,7 @@ impl State {
         }
     }
 
+    /// Counts up from a first value.
     fn fill_words(&mut self, dst: &[Piece], first: u32) -> io::Result<()> {
         let mut value = first;
         self.for_each_batch(dst, |state, piece, skip, batch| {
@@ -63,6 +65,7 @@ impl State {
         })
     }
 
+    /// How many words differ from a count up from a first value.
     fn count_wrong_words(&mut self, src: &[Piece], first: u32) -> io::Result<u32> {
         let (mut value, mut wrong) = (first, 0_u32);
         self.for_each_batch(src, |state, piece, skip, batch| {
@@ -97,6 +100,7 @@ impl State {
         Ok(())
     }
 
+    /// One word, which lies in one piece as it is aligned.
     fn read_words(&self, pieces: &[Piece], into: &mut [u8]) -> io::Result<()> {
         match pieces {
             [piece] => self.read_place(piece.place, 0, into),
@@ -104,6 +108,7 @@ impl State {
         }
     }
 
+    /// As `read_words`.
     fn write_words(&mut self, pieces: &[Piece], from: &[u8]) -> io::Result<()> {
         match pieces {
             [piece] => self.write_place(piece.place, 0, from),

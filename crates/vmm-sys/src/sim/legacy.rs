@@ -1,11 +1,11 @@
 //! The driver's own allocators: `cuMemAlloc`, and the stream-ordered pool of `cuMemAllocAsync`.
 //!
 //! They are here to be measured against, so their costs and their footprint are modelled, and
-//! their placement is plain first fit. Memory of the stream-ordered pool comes back when the free
+//! their placement is plain best fit. Memory of the stream-ordered pool comes back when the free
 //! has its turn in its stream (the real pool reuses it earlier within that stream), and the pool
 //! keeps what its release threshold allows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::answer::{Answer, Refused};
 use super::regions::{AccessTable, Backing, Region};
@@ -24,64 +24,82 @@ const OWN_BLOCK_BYTES: u64 = 1 << 20;
 /// What the stream-ordered pool grows by.
 const POOL_GROWTH_BYTES: u64 = 32 << 20;
 
-/// Addresses handed out first fit from blocks.
+/// Addresses handed out best fit from blocks.
+///
+/// Invariant: `by_size` holds exactly the stretches of `free`; `whole` exactly the blocks that are
+/// one free stretch; `held_bytes` is the sum of the blocks.
 #[derive(Debug, Default)]
 pub(super) struct AddressArena {
     /// Block start to length.
     blocks: BTreeMap<u64, u64>,
     /// Free stretches: start to length. A stretch never crosses a block border.
     free: BTreeMap<u64, u64>,
+    by_size: BTreeSet<(u64, u64)>,
+    whole: BTreeSet<u64>,
+    held_bytes: u64,
 }
 
 impl AddressArena {
     fn add_block(&mut self, start: u64, bytes: u64) {
         self.blocks.insert(start, bytes);
-        self.free.insert(start, bytes);
+        self.held_bytes += bytes;
+        self.insert_free(start, bytes);
     }
 
+    /// Books a free stretch.
+    fn insert_free(&mut self, start: u64, bytes: u64) {
+        self.free.insert(start, bytes);
+        self.by_size.insert((bytes, start));
+        if self.blocks.get(&start) == Some(&bytes) {
+            self.whole.insert(start);
+        }
+    }
+
+    /// Takes a free stretch off the books: its length.
+    fn remove_free(&mut self, start: u64) -> Option<u64> {
+        let bytes = self.free.remove(&start)?;
+        self.by_size.remove(&(bytes, start));
+        self.whole.remove(&start);
+        Some(bytes)
+    }
+
+    /// The smallest stretch that is large enough.
     fn take(&mut self, bytes: u64) -> Option<u64> {
-        let (&start, &length) = self.free.iter().find(|(_, length)| **length >= bytes)?;
-        self.free.remove(&start);
+        let &(length, start) = self.by_size.range((bytes, 0)..).next()?;
+        self.remove_free(start);
         if length > bytes {
-            self.free.insert(start + bytes, length - bytes);
+            self.insert_free(start + bytes, length - bytes);
         }
         Some(start)
     }
 
-    fn block_of(&self, address: u64) -> Option<(u64, u64)> {
-        self.blocks.range(..=address).next_back().map(|(start, bytes)| (*start, *bytes))
-    }
-
+    /// Puts a stretch back, joined with its free neighbours in the same block.
     fn give(&mut self, address: u64, bytes: u64) {
-        let Some((block, block_bytes)) = self.block_of(address) else { return };
+        let Some((&block, &block_bytes)) = self.blocks.range(..=address).next_back() else {
+            return;
+        };
         let (mut start, mut end) = (address, address + bytes);
         if let Some((&before, &length)) = self.free.range(block..address).next_back()
             && before + length == address
         {
-            self.free.remove(&before);
+            self.remove_free(before);
             start = before;
         }
         if end < block + block_bytes
-            && let Some(length) = self.free.remove(&end)
+            && let Some(length) = self.remove_free(end)
         {
             end += length;
         }
-        self.free.insert(start, end - start);
+        self.insert_free(start, end - start);
     }
 
     /// Takes a wholly free block out.
     fn remove_free_block(&mut self) -> Option<(u64, u64)> {
-        let whole = |(start, length): (&u64, &u64)| {
-            (self.blocks.get(start) == Some(length)).then_some((*start, *length))
-        };
-        let (start, bytes) = self.free.iter().find_map(whole)?;
-        self.free.remove(&start);
+        let start = self.whole.first().copied()?;
+        let bytes = self.remove_free(start)?;
         self.blocks.remove(&start);
+        self.held_bytes -= bytes;
         Some((start, bytes))
-    }
-
-    fn held_bytes(&self) -> u64 {
-        self.blocks.values().sum()
     }
 }
 
@@ -94,6 +112,7 @@ pub(super) struct AsyncPool {
 }
 
 impl Sim {
+    /// Takes memory of the device in blocks of 2 MiB. Forbidden during captures (rows D-G2, D-G3).
     pub(super) fn do_mem_alloc(&self, device: DeviceId, bytes: u64) -> DriverResult<u64> {
         self.call_on(Call::MemAlloc, device, |state| {
             state.refuse_unsafe_in_capture()?;
@@ -110,6 +129,7 @@ impl Sim {
         })
     }
 
+    /// Waits for all work of the device, and charges the wait.
     pub(super) fn do_mem_free(&self, device: DeviceId, address: u64) -> DriverResult<()> {
         self.call_on(Call::MemFree, device, |state| {
             state.refuse_unsafe_in_capture()?;
@@ -125,6 +145,7 @@ impl Sim {
         })
     }
 
+    /// Grows the pool where nothing in it fits.
     pub(super) fn do_mem_alloc_async(
         &self,
         device: DeviceId,
@@ -144,6 +165,7 @@ impl Sim {
         })
     }
 
+    /// In stream order.
     pub(super) fn do_mem_free_async(
         &self,
         device: DeviceId,
@@ -160,6 +182,7 @@ impl Sim {
         })
     }
 
+    /// What the pool keeps.
     pub(super) fn do_set_release_threshold(
         &self,
         device: DeviceId,
@@ -192,11 +215,13 @@ impl State {
         }
     }
 
+    /// Addresses and memory back to the device.
     fn remove_block(&mut self, device: DeviceId, start: u64, bytes: u64) {
         self.space.give(start, bytes);
         self.uncommit(Location::Device(device), bytes);
     }
 
+    /// From the small blocks of the device, or a new one.
     fn small_alloc(&mut self, device: DeviceId, bytes: u64) -> Answer<u64> {
         if let Some(address) = self.device_mut(device)?.small_blocks.take(bytes) {
             return Ok(address);
@@ -207,6 +232,7 @@ impl State {
         arena.take(bytes).ok_or_else(|| Refused::new(crate::ResultCode::OUT_OF_MEMORY))
     }
 
+    /// From the pool, or from what it grows by; the growth is on the bill.
     fn pool_alloc(&mut self, device: DeviceId, bytes: u64) -> Answer<u64> {
         if let Some(address) = self.device_mut(device)?.pool.arena.take(bytes) {
             return Ok(address);
@@ -237,6 +263,7 @@ impl State {
         }
     }
 
+    /// Takes an allocation off its address: its owner and size.
     fn remove_legacy(&mut self, address: u64) -> Option<(DeviceId, u64)> {
         let region = self.regions.get(&address)?;
         let Backing::Legacy { physical, device, .. } = region.backing else { return None };
@@ -246,6 +273,7 @@ impl State {
         Some((device, bytes))
     }
 
+    /// Gives an allocation of `cuMemAlloc` back, and its block if that is empty now.
     fn legacy_free(&mut self, address: u64) {
         let Some((device, bytes)) = self.remove_legacy(address) else { return };
         if bytes >= OWN_BLOCK_BYTES {
@@ -274,7 +302,7 @@ impl State {
         loop {
             let Ok(entry) = self.device_mut(device) else { return };
             let pool = &mut entry.pool;
-            if pool.arena.held_bytes() <= pool.release_threshold {
+            if pool.arena.held_bytes <= pool.release_threshold {
                 return;
             }
             let Some((start, bytes)) = pool.arena.remove_free_block() else { return };
@@ -343,6 +371,6 @@ mod tests {
         }
         assert_eq!(arena.remove_free_block(), Some((BLOCK_BYTES, BLOCK_BYTES)));
         assert_eq!(arena.remove_free_block(), None);
-        assert_eq!(arena.held_bytes(), BLOCK_BYTES);
+        assert_eq!(arena.held_bytes, BLOCK_BYTES);
     }
 }

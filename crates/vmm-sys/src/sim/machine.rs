@@ -1,4 +1,8 @@
 //! What the machine says of itself: the questions that need no context.
+//!
+//! Answering them makes no context on any device: a program that looks at all GPUs must not take
+//! memory on those it does not use. Attributes can be overridden by the builder, and are no
+//! promises anyway (row D-C7).
 
 use super::Sim;
 use super::answer::{Answer, Refused};
@@ -62,14 +66,17 @@ fn attribute_since(attribute: DeviceAttribute) -> u32 {
 }
 
 impl Sim {
+    /// What the builder said.
     pub(super) fn do_driver_version(&self) -> DriverResult<u32> {
         self.ask(Call::DriverGetVersion, None, |state| Ok(state.config.driver_version))
     }
 
+    /// As many as were built.
     pub(super) fn do_device_count(&self) -> DriverResult<u32> {
         self.ask(Call::DeviceGetCount, None, |state| Ok(state.devices.len() as u32))
     }
 
+    /// The same for all.
     pub(super) fn do_device_name(&self, device: DeviceId) -> DriverResult<String> {
         self.ask(Call::DeviceGetName, Some(device), |state| {
             state.device(device)?;
@@ -77,6 +84,7 @@ impl Sim {
         })
     }
 
+    /// The same for the same physical GPU in every process, whatever its ordinal there.
     pub(super) fn do_device_uuid(&self, device: DeviceId) -> DriverResult<Uuid> {
         self.ask(Call::DeviceGetUuid, Some(device), |state| {
             state.device(device)?;
@@ -84,6 +92,7 @@ impl Sim {
         })
     }
 
+    /// What the builder said.
     pub(super) fn do_device_total_bytes(&self, device: DeviceId) -> DriverResult<u64> {
         self.ask(Call::DeviceTotalMem, Some(device), |state| {
             state.device(device)?;
@@ -91,6 +100,7 @@ impl Sim {
         })
     }
 
+    /// The true value, or what the builder was told to claim.
     pub(super) fn do_device_attribute(
         &self,
         device: DeviceId,
@@ -102,6 +112,7 @@ impl Sim {
         })
     }
 
+    /// Whether the two are linked. Makes no context.
     pub(super) fn do_can_access_peer(
         &self,
         device: DeviceId,
@@ -114,6 +125,7 @@ impl Sim {
         })
     }
 
+    /// What the link is like. Makes no context.
     pub(super) fn do_peer_attribute(
         &self,
         attribute: PeerAttribute,

@@ -70,6 +70,7 @@ impl State {
         }
     }
 
+    /// What a location has in all.
     fn capacity_bytes(config: &Config, location: Location) -> u64 {
         match location {
             Location::Device(device) => {
@@ -116,6 +117,7 @@ impl State {
         self.insert_physical(props, bytes, 0)
     }
 
+    /// With one reference, of the caller.
     fn insert_physical(&mut self, props: ChunkProps, bytes: u64, counted_bytes: u64) -> usize {
         self.physical.insert(Physical {
             props,
@@ -148,6 +150,7 @@ impl State {
         ChunkHandle(value)
     }
 
+    /// What a handle value stands for.
     pub(super) fn handle(&self, chunk: ChunkHandle) -> Answer<&Handle> {
         self.handles.get(&chunk.0).ok_or_else(|| Refused::invalid_value(explain::HANDLE_LIFE))
     }
@@ -170,6 +173,7 @@ impl State {
         self.collect_handle(chunk)
     }
 
+    /// Forgets a handle value that has neither references nor mappings.
     fn collect_handle(&mut self, chunk: ChunkHandle) -> u64 {
         let Some(handle) = self.handles.get(&chunk.0) else { return 0 };
         if handle.references > 0 || handle.mappings > 0 {
@@ -201,6 +205,7 @@ impl State {
         self.remove_physical(index)
     }
 
+    /// Gives the memory back. Returns the bytes that came free.
     fn remove_physical(&mut self, index: usize) -> u64 {
         let physical = self.physical.remove(index);
         self.uncommit(physical.props.location, physical.counted_bytes);

@@ -29,6 +29,7 @@ impl AccessTable {
     pub(super) const ALL: AccessTable =
         AccessTable { devices: [Access::ReadWrite; DEVICES_MAX], host: Access::ReadWrite };
 
+    /// What a location may do.
     pub(super) fn get(&self, location: Location) -> Access {
         match location {
             Location::Device(device) => {
@@ -38,6 +39,7 @@ impl AccessTable {
         }
     }
 
+    /// Changes what a location may do.
     pub(super) fn set(&mut self, location: Location, access: Access) {
         match location {
             Location::Device(device) => {
@@ -115,6 +117,7 @@ pub(super) struct Touch {
 }
 
 impl Touch {
+    /// Whether the region lets it.
     fn may(self, region: &Region) -> bool {
         if let (Backing::Legacy { .. }, true) = (region.backing, self.copy) {
             return true;

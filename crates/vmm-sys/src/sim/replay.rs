@@ -27,12 +27,14 @@ impl State {
         GraphHandle(GRAPH_BASE + index as u64 * HANDLE_STEP)
     }
 
+    /// The graph behind a handle.
     fn graph_index(&self, graph: GraphHandle) -> Answer<usize> {
         index_from(graph.0, GRAPH_BASE)
             .filter(|index| self.captures.graphs.contains(*index))
             .ok_or_else(|| Refused::invalid_handle(format_args!("no graph {:#x}", graph.0)))
     }
 
+    /// The executable behind a handle.
     fn exec_index(&self, graph: GraphExecHandle) -> Answer<usize> {
         index_from(graph.0, EXEC_BASE)
             .filter(|index| self.captures.execs.contains(*index))
@@ -41,6 +43,7 @@ impl State {
 }
 
 impl Sim {
+    /// Shares the nodes: a graph never changes.
     pub(super) fn do_graph_instantiate(
         &self,
         device: DeviceId,
@@ -54,6 +57,7 @@ impl Sim {
         })
     }
 
+    /// One item of the stream, which runs the nodes one after another.
     pub(super) fn do_graph_launch(
         &self,
         device: DeviceId,
@@ -67,6 +71,7 @@ impl Sim {
         })
     }
 
+    /// Executables made from it live on.
     pub(super) fn do_graph_destroy(
         &self,
         device: DeviceId,
@@ -79,6 +84,7 @@ impl Sim {
         })
     }
 
+    /// A launch in flight keeps its nodes.
     pub(super) fn do_graph_exec_destroy(
         &self,
         device: DeviceId,

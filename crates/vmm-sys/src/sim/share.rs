@@ -11,9 +11,10 @@
 //!
 //! Each export opens the memfd anew and puts a shared record lock on it that belongs to that open
 //! file (`F_OFD_SETLK`): it lives until the last duplicate of the descriptor is closed, in
-//! whichever process. Each simulator that refers to the chunk holds such a lock too. To ask whether memory is still held elsewhere is to ask for a conflicting lock
-//! (`F_OFD_GETLK`), which takes none and costs one system call. That is how memory stays taken
-//! while an exported descriptor is open (row D-X6), and comes free when an importer dies.
+//! whichever process. Each simulator that refers to the chunk holds such a lock too. To ask whether
+//! memory is still held elsewhere is to ask for a conflicting lock (`F_OFD_GETLK`), which takes
+//! none and costs one system call. That is how memory stays taken while an exported descriptor is
+//! open (row D-X6), and comes free when an importer dies.
 
 use std::fs::File;
 use std::io;
@@ -67,10 +68,12 @@ impl SharedBytes {
         Ok(shared)
     }
 
+    /// Reads; holes are zero.
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(into, offset)
     }
 
+    /// Writes: visible to every process at once.
     pub(super) fn write(&self, offset: u64, from: &[u8]) -> io::Result<()> {
         self.file.write_all_at(from, offset)
     }
@@ -141,6 +144,7 @@ impl SharedBytes {
     }
 }
 
+/// A lock on every byte.
 fn whole_file_lock(kind: libc::c_int) -> libc::flock {
     // SAFETY: flock is plain numbers, for which all zeros is a value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -154,6 +158,7 @@ fn reopen(file: &File) -> io::Result<File> {
     File::options().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
+/// Sets or clears the record lock of an open file.
 fn set_lock(file: &File, kind: libc::c_int) -> io::Result<()> {
     let lock = whole_file_lock(kind);
     // SAFETY: `lock` is a valid flock for the length of the call; the descriptor is open.
@@ -161,6 +166,7 @@ fn set_lock(file: &File, kind: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The last page of an export: what `parse` reads.
 fn trailer(props: &ExportedProps) -> [u8; 64] {
     let mut page = [0; 64];
     page[..16].copy_from_slice(MAGIC);
@@ -177,6 +183,7 @@ fn trailer(props: &ExportedProps) -> [u8; 64] {
     page
 }
 
+/// Trusts nothing: a field that makes no sense is no export.
 fn parse(page: &[u8; 64], file_bytes: u64) -> Option<ExportedProps> {
     let word = |at: usize| -> Option<u32> {
         Some(u32::from_le_bytes(page.get(at..at + 4)?.try_into().ok()?))

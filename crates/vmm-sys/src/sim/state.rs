@@ -135,10 +135,12 @@ impl State {
 
     // ---- devices and contexts ----
 
+    /// A device, or the refusal that there is none.
     pub(super) fn device(&self, device: DeviceId) -> Answer<&Device> {
         self.devices.get(device.0 as usize).ok_or_else(|| self.no_device(device))
     }
 
+    /// The same, to change.
     pub(super) fn device_mut(&mut self, device: DeviceId) -> Answer<&mut Device> {
         let refused = self.no_device(device);
         self.devices.get_mut(device.0 as usize).ok_or(refused)
@@ -168,6 +170,7 @@ impl State {
         }
     }
 
+    /// Makes the primary context if there is none.
     pub(super) fn ensure_context(&mut self, device: DeviceId) -> Answer<()> {
         if self.device(device)?.context.is_some() {
             return Ok(());
@@ -192,6 +195,7 @@ impl State {
         self.free_legacy_of(device);
     }
 
+    /// The device whose live context this is.
     pub(super) fn context_device(&self, context: ContextHandle) -> Option<DeviceId> {
         let holds = |device: &Device| {
             device.context.as_ref().is_some_and(|existing| existing.handle == context)
@@ -199,6 +203,7 @@ impl State {
         self.devices.iter().position(holds).map(|index| DeviceId(index as u32))
     }
 
+    /// What went wrong on a device, reported or not.
     pub(super) fn fault(&self, device: DeviceId) -> Option<&DeviceFault> {
         self.devices.get(device.0 as usize)?.context.as_ref()?.fault.as_ref()
     }
@@ -229,6 +234,7 @@ impl State {
 
     // ---- threads ----
 
+    /// The calling thread, known from its first call on.
     pub(super) fn thread_mut(&mut self) -> &mut ThreadState {
         let fresh = || ThreadState { current: None, capture_mode: CaptureMode::Global };
         self.threads.entry(thread::current().id()).or_insert_with(fresh)

@@ -1,4 +1,12 @@
 //! Streams: handles, identities, and waiting for them.
+//!
+//! Handle values are made from slots and come back as soon as a stream is destroyed; ids only ever
+//! count up (row D-S1). So a stale handle either names nothing, which is an error here where the
+//! real driver may crash, or it names somebody else's new stream, as it does there.
+//!
+//! The null handle and the legacy handle are one stream in each context, and the per-thread handle
+//! is another one for each thread: both are resolved in the context of the device that the call
+//! names.
 
 use std::thread;
 
@@ -157,6 +165,8 @@ impl State {
 }
 
 impl Sim {
+    /// Non-blocking: not ordered with the legacy stream. The handle of the stream that was
+    /// destroyed last comes back first (row D-S1).
     pub(super) fn do_stream_create(&self, device: DeviceId) -> DriverResult<StreamHandle> {
         self.call_on(Call::StreamCreate, device, |state| {
             let index = state.timeline.handles.vacant_key();
@@ -167,6 +177,7 @@ impl Sim {
         })
     }
 
+    /// Returns at once; queued work goes on.
     pub(super) fn do_stream_destroy(
         &self,
         device: DeviceId,
@@ -175,6 +186,7 @@ impl Sim {
         self.call_on(Call::StreamDestroy, device, |state| state.destroy_stream(stream))
     }
 
+    /// Row D-S1: never given out twice.
     pub(super) fn do_stream_id(
         &self,
         device: DeviceId,
@@ -183,6 +195,7 @@ impl Sim {
         self.call_on(Call::StreamGetId, device, |state| Ok(StreamId(state.stream(device, stream)?)))
     }
 
+    /// Whether all that was enqueued is done. An observation: it reports faults.
     pub(super) fn do_stream_query(
         &self,
         device: DeviceId,
@@ -200,6 +213,7 @@ impl Sim {
         })
     }
 
+    /// Waits, and reports faults.
     pub(super) fn do_stream_synchronize(
         &self,
         device: DeviceId,
@@ -240,6 +254,7 @@ impl Sim {
         })
     }
 
+    /// Across devices too. An event that has passed costs the queue nothing.
     pub(super) fn do_stream_wait_event(
         &self,
         device: DeviceId,
@@ -252,6 +267,7 @@ impl Sim {
         })
     }
 
+    /// The gate of row D-V5: a real word of host memory, which any thread may write.
     pub(super) fn do_stream_wait_value32(
         &self,
         device: DeviceId,

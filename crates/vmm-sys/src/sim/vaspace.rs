@@ -40,6 +40,7 @@ impl AddressSpace {
         space
     }
 
+    /// Books a gap; an empty one is none.
     fn insert_gap(&mut self, start: u64, bytes: u64) {
         if bytes > 0 {
             self.gaps.insert(start, bytes);
@@ -47,6 +48,7 @@ impl AddressSpace {
         }
     }
 
+    /// Takes a gap off the books.
     fn remove_gap(&mut self, start: u64, bytes: u64) {
         self.gaps.remove(&start);
         self.by_size.remove(&(bytes, start));
@@ -63,12 +65,14 @@ impl AddressSpace {
         Some(at)
     }
 
+    /// The gap that has room at exactly this address.
     fn gap_around(&self, hint: u64, bytes: u64, align: u64) -> Option<(u64, u64, u64)> {
         let end = hint.checked_add(bytes).filter(|end| *end <= self.end)?;
         let (&start, &length) = self.gaps.range(..=hint).next_back()?;
         (hint.is_multiple_of(align) && end <= start + length).then_some((start, length, hint))
     }
 
+    /// The smallest gap with room at the alignment, the lowest of equals.
     fn best_fit(&self, bytes: u64, align: u64) -> Option<(u64, u64, u64)> {
         self.by_size.range((bytes, 0)..).find_map(|&(length, start)| {
             let at = align_up(start, align)?;
@@ -92,6 +96,7 @@ impl AddressSpace {
         self.insert_gap(start, end - start);
     }
 
+    /// Takes addresses and lists them as a range.
     pub(super) fn reserve(&mut self, bytes: u64, align: u64, hint: Option<u64>) -> Option<u64> {
         let address = self.take(bytes, align, hint)?;
         self.ranges.insert(address, bytes);

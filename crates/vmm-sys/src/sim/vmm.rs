@@ -1,4 +1,8 @@
 //! Reserve, create, map, unmap, release: the VMM calls. Access is in its own file.
+//!
+//! Each call checks everything, then changes something, then writes its price on the bill. Prices
+//! are per chunk: one unmap of N mappings costs as much as N unmaps. Physical memory that comes
+//! free is paid for by the call that dropped the last reference, be it a release or an unmap.
 
 use super::answer::{Answer, Refused};
 use super::regions::{AccessTable, Backing, Region};
@@ -9,6 +13,7 @@ use crate::error::{DriverResult, ResultCode, explain};
 use crate::types::{ChunkHandle, ChunkProps, DeviceId, GranularityKind, Location, PointerInfo};
 
 impl Sim {
+    /// Sizes and addresses go by the granularity of the exact properties.
     pub(super) fn do_granularity(
         &self,
         props: &ChunkProps,
@@ -20,6 +25,8 @@ impl Sim {
         })
     }
 
+    /// Rows D-R1 to D-R7. A hint is tried first and never promised (row D-R4); without one the best
+    /// fit is taken, so that long programs do not creep through the address space.
     pub(super) fn do_address_reserve(
         &self,
         bytes: u64,
@@ -53,6 +60,8 @@ impl Sim {
         })
     }
 
+    /// Row D-F1: exactly one reservation, and nothing mapped in it, not even by a chunk that lies
+    /// across two ranges.
     pub(super) fn do_address_free(&self, address: u64, bytes: u64) -> DriverResult<()> {
         self.call(Call::MemAddressFree, |state| {
             if !state.space.is_range(address, bytes) {
@@ -69,6 +78,7 @@ impl Sim {
         })
     }
 
+    /// Rows D-C1 to D-C8. Memory is committed here, not at map or first touch (row D-C4).
     pub(super) fn do_create(&self, bytes: u64, props: &ChunkProps) -> DriverResult<ChunkHandle> {
         self.call(Call::MemCreate, |state| {
             match props.location {
@@ -99,6 +109,7 @@ impl Sim {
         })
     }
 
+    /// Rows D-H1 and D-H2: one reference less. Costs little unless it was the last of all.
     pub(super) fn do_release(&self, chunk: ChunkHandle) -> DriverResult<()> {
         self.call(Call::MemRelease, |state| {
             let freed = state.drop_handle_reference(chunk)?;
@@ -109,6 +120,7 @@ impl Sim {
         })
     }
 
+    /// Row D-H3: the handle value that the mapping was made through, with one more reference.
     pub(super) fn do_retain(&self, address: u64) -> DriverResult<ChunkHandle> {
         self.call(Call::MemRetainAllocationHandle, |state| match state.region_at(address) {
             Some((_, Region { backing: Backing::Chunk { handle, .. }, .. })) => {
@@ -122,6 +134,7 @@ impl Sim {
         })
     }
 
+    /// What the chunk was created with. Works as long as the handle value lives (row D-H2).
     pub(super) fn do_properties(&self, chunk: ChunkHandle) -> DriverResult<ChunkProps> {
         self.call(Call::MemGetAllocationProperties, |state| {
             let physical = state.handle(chunk)?.physical;
@@ -129,6 +142,8 @@ impl Sim {
         })
     }
 
+    /// Rows D-M1 to D-M4. The size is looked at before the address, as the real driver answers. An
+    /// alias is a mapping like any other.
     pub(super) fn do_map(
         &self,
         address: u64,
@@ -177,6 +192,7 @@ impl Sim {
         })
     }
 
+    /// Rows D-U1 to D-U4. Work that is running or queued is not waited for: it finds out by itself.
     pub(super) fn do_unmap(&self, address: u64, bytes: u64) -> DriverResult<()> {
         self.call(Call::MemUnmap, |state| {
             let granularity = state.config.address_granularity();
@@ -203,6 +219,7 @@ impl Sim {
         })
     }
 
+    /// Row D-P1: the one chunk, or the one legacy allocation, that is there.
     pub(super) fn do_address_range(&self, address: u64) -> DriverResult<(u64, u64)> {
         self.call(Call::MemGetAddressRange, |state| match state.region_at(address) {
             Some((start, region)) => Ok((start, region.bytes)),
@@ -210,6 +227,7 @@ impl Sim {
         })
     }
 
+    /// Row D-P2. The home of the memory follows what is mapped now (row D-V1).
     pub(super) fn do_pointer_info(&self, address: u64) -> DriverResult<PointerInfo> {
         self.call(Call::PointerGetAttributes, |state| {
             let Some((_, region)) = state.region_at(address) else {
@@ -245,6 +263,7 @@ impl Sim {
         })
     }
 
+    /// Row D-P3: only memory of `cuMemAlloc` has such a handle.
     pub(super) fn do_legacy_ipc_export(&self, device: DeviceId, address: u64) -> DriverResult<()> {
         self.call_on(Call::IpcGetMemHandle, device, |state| match state.region_at(address) {
             Some((_, Region { backing: Backing::Legacy { from_pool: false, .. }, .. })) => Ok(()),

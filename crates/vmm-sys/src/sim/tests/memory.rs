@@ -261,6 +261,8 @@ fn pointers_are_described_as_measured() {
     let expected =
         PointerInfo { memory_type: 2, device: D1, context: None, legacy_ipc_capable: false };
     assert_eq!(sim.pointer_info(va + G).unwrap(), expected);
+    // An address that the driver does not know is no error.
+    assert_eq!(sim.pointer_info(va).unwrap().memory_type, 0);
     assert_eq!(code(sim.legacy_ipc_export(D1, va + G)), Code::INVALID_VALUE);
     assert_eq!(code(sim.mem_free(D1, va + G)), Code::INVALID_VALUE);
     assert_eq!(sim.ledger_summary().mappings, 1);

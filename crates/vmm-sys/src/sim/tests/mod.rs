@@ -4,6 +4,7 @@ mod capture;
 mod faults;
 mod machine;
 mod memory;
+mod model;
 mod sharing;
 mod streams;
 
