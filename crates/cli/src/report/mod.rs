@@ -33,10 +33,32 @@ pub struct DriverCalls {
 }
 
 impl DriverCalls {
-    /// Sorts counts into kinds.
+    /// How often each kind was called.
     pub fn of(counts: &CallCounts) -> DriverCalls {
+        DriverCalls::sorted(counts.nonzero())
+    }
+
+    /// The microseconds that each kind took, rounded down.
+    pub fn micros(counts: &CallCounts) -> DriverCalls {
+        let nanos = counts.nonzero().map(|(call, _)| (call, counts.nanos_of(call)));
+        let DriverCalls { create, map, set_access, unmap, release, reserve, address_free, other } =
+            DriverCalls::sorted(nanos);
+        DriverCalls {
+            create: create / 1000,
+            map: map / 1000,
+            set_access: set_access / 1000,
+            unmap: unmap / 1000,
+            release: release / 1000,
+            reserve: reserve / 1000,
+            address_free: address_free / 1000,
+            other: other / 1000,
+        }
+    }
+
+    /// Sorts numbers into kinds.
+    fn sorted(numbers: impl Iterator<Item = (Call, u64)>) -> DriverCalls {
         let mut calls = DriverCalls::default();
-        for (call, count) in counts.nonzero() {
+        for (call, number) in numbers {
             *match call {
                 Call::MemCreate => &mut calls.create,
                 Call::MemMap => &mut calls.map,
@@ -46,7 +68,7 @@ impl DriverCalls {
                 Call::MemAddressReserve => &mut calls.reserve,
                 Call::MemAddressFree => &mut calls.address_free,
                 _ => &mut calls.other,
-            } += count;
+            } += number;
         }
         calls
     }
@@ -119,6 +141,8 @@ pub struct Row {
     pub driver_calls: DriverCalls,
     /// Their time in microseconds.
     pub driver_us: f64,
+    /// The same by kind.
+    pub driver_us_by_call: DriverCalls,
     /// What was measured.
     #[serde(flatten)]
     pub setting: Setting,
@@ -144,6 +168,7 @@ impl Row {
             ratio: rounded(pass.peak_held_bytes as f64 / peak_live_bytes as f64, 1e4),
             driver_calls: DriverCalls::of(&pass.calls),
             driver_us: pass.driver_ns as f64 / 1e3,
+            driver_us_by_call: DriverCalls::micros(&pass.calls),
             setting: setting.clone(),
             driver_time: match kind {
                 DriverKind::Cuda => "measured",

@@ -69,6 +69,10 @@ fn a_json_row_has_exactly_the_promised_fields() {
             "address_free": 0, "other": 2,
         },
         "driver_us": 7.5,
+        "driver_us_by_call": {
+            "create": 1, "map": 2, "set_access": 1, "unmap": 0, "release": 0, "reserve": 1,
+            "address_free": 0, "other": 2,
+        },
         "allocator": "vmm-pool", "placement": "buddy", "chunk": "auto", "soft_limit": 0.01,
         "streams": 1, "seed": null, "driver_time": "modelled",
     });
