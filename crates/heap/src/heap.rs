@@ -94,6 +94,7 @@ impl Heap {
         let bytes = round_to_granule(bytes);
         if bytes <= self.config.small_max_bytes && align <= GRANULE_BYTES {
             let units = (bytes >> GRANULE_SHIFT) as u32;
+            // A magazine or a slab, in most programs almost always.
             if let Some(offset) = self.slabs.alloc(units) {
                 return Ok(Block { offset, bytes });
             }
@@ -154,6 +155,7 @@ impl Heap {
     /// [`NotAllocated`] if no live block starts there: an interior offset, or a second free.
     #[inline]
     pub fn free(&mut self, offset: u64) -> Result<u64, NotAllocated> {
+        // An offset in a slab is the slab's to judge, so that its own span cannot be freed.
         if let Some(found) = self.slabs.free(offset) {
             let freed = found.map_err(|_| NotAllocated { offset })?;
             self.tick += 1;
@@ -223,6 +225,7 @@ impl Heap {
 
     /// Where the bytes are.
     pub fn stats(&self) -> HeapStats {
+        // To the large placement a slab is a used span, whatever is free inside.
         let slab_bytes = self.slabs.count() * self.config.slab_bytes;
         let mapped_bytes = self.large.mapped_bytes();
         let used_bytes = self.large.used_bytes() - slab_bytes + self.slabs.used_bytes();

@@ -6,6 +6,17 @@
 //! span hangs in the list of its largest piece, and a bit for each list that is not empty finds the
 //! closest fit in one instruction. Freeing merges with both neighbours, of any length, which is
 //! what merging buddy by buddy would end in, and never less.
+//!
+//! ```text
+//! a free span        [5 .................. 29)   list of order 3, by the piece [8, 16)
+//! 3 granules, at a   [5, 8)                      list of order 1, by the piece [6, 8)
+//! multiple of 4:            [8, 11)              used
+//!                                  [11 ... 29)   list of order 3, by the piece [16, 24)
+//! ```
+//!
+//! The price is that the smaller pieces at the ends of a span are not listed on their own: a small
+//! request may cut a long span while such a piece would have done. On traces the memory and the
+//! chunk moves are about those of a buddy allocator that lists each piece.
 
 use super::space::Index;
 use super::spans::{Span, Spans};
@@ -63,6 +74,8 @@ impl Buddy {
     /// the same because its tail may lie outside. A scan, so only where it would be a miss.
     #[cold]
     fn find_tight(&self, spans: &Spans, bytes: u64, align: u64) -> Option<(u32, u64)> {
+        // Such a span holds an aligned piece of the largest power of two within the request, and
+        // none of the whole alignment, or it would not be a miss.
         let orders = bytes.div_ceil(GRANULE_BYTES).ilog2()..align.trailing_zeros() - GRANULE_SHIFT;
         orders.map(|order| order as usize).filter(|&order| order < ORDERS).find_map(|order| {
             self.list(order).find_map(|id| {
@@ -86,6 +99,8 @@ impl Index for Buddy {
         if fitting == 0 {
             return self.find_tight(spans, bytes, align);
         }
+        // The first aligned place in the span: its low end fills up first. The latest in the list,
+        // not the lowest address: looking for that gained nothing on traces.
         let id = self.heads[(order + fitting.trailing_zeros()) as usize];
         Some((id, align_up(spans.at(id).offset, align)))
     }
@@ -94,6 +109,7 @@ impl Index for Buddy {
 
     #[inline(always)]
     fn detach(&mut self, spans: &Spans, id: u32) {
+        // The span has not changed since it was listed, so this is still the same list.
         let order = largest_order(spans.at(id));
         let Link { prev, next } = self.links[id as usize];
         if next != NIL {
@@ -113,6 +129,7 @@ impl Index for Buddy {
     fn attach(&mut self, spans: &Spans, id: u32) {
         let order = largest_order(spans.at(id));
         if self.links.len() <= id as usize {
+            // As long as the arena may get: that grows when space is inserted, not later.
             self.links.resize(spans.arena_capacity(), Link { prev: NIL, next: NIL });
         }
         let next = self.heads[order];

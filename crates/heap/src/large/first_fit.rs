@@ -6,6 +6,14 @@
 //! leave several. Then the walk over the spans of the cell, in address order, picks the first that
 //! fits, and the cell's value is worked out anew by the same walk after each change. While blocks
 //! are larger than a cell, both see one span, and the cost is that of the tree.
+//!
+//! # What was tried and dropped
+//!
+//! Measured on traces of training and inference, 2026-11-29, Xeon at 2.3 GHz; none gained more than
+//! the noise of 2 %. Storing whole vectors into the tree, so that the next vector load need not
+//! wait for a narrow store: 2 % slower. Cutting values off at 64 MiB or 1 GiB, so that a long free
+//! tail changes nothing above its cell: no gain, and slower for requests above the limit. Looking
+//! at the lowest 16 GiB before the root: no gain.
 
 use super::lanes::Lanes;
 use super::space::Index;
@@ -25,6 +33,7 @@ fn fit_in_cell(spans: &Spans, cell: usize, bytes: u64, align: u64) -> Option<(u3
     let mut id = spans.first_in(cell);
     while id != NIL {
         let span = spans.at(id);
+        // The list goes on into the cells behind.
         if cell_of(span.offset) != cell {
             return None;
         }
@@ -72,6 +81,8 @@ impl<L: Lanes> Index for FirstFit<L> {
     #[inline(always)]
     fn find(&self, spans: &Spans, bytes: u64, align: u64) -> Option<(u32, u64)> {
         let cell = self.tree.first(self.lanes, value_of(bytes))?;
+        // It holds enough bytes; only an alignment, or a length that the tree cuts off, can make
+        // them not fit.
         if let Some(found) = fit_in_cell(spans, cell, bytes, align) {
             return Some(found);
         }
@@ -82,6 +93,7 @@ impl<L: Lanes> Index for FirstFit<L> {
         self.tree.cover(cell_of(offset), cell_of(offset + bytes - 1));
     }
 
+    /// Nothing: the cell is looked at again when the operation has changed the spans.
     #[inline(always)]
     fn detach(&mut self, _spans: &Spans, _id: u32) {}
 

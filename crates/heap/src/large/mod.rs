@@ -24,6 +24,7 @@ use crate::stats::FreeRun;
 /// once an operation.
 pub(crate) enum Large {
     Buddy(Space<Buddy>),
+    /// For processors without the vector form.
     FirstFit(Space<FirstFit<Plain>>),
     #[cfg(target_arch = "x86_64")]
     FirstFitVector(vector::VectorSpace),
@@ -85,14 +86,17 @@ impl Large {
         }
     }
 
+    /// Takes exactly `[offset, offset + bytes)`, if it is whole granules and wholly free.
     pub(crate) fn alloc_at(&mut self, offset: u64, bytes: u64) -> Result<(), NotFree> {
         each!(self, space => space.alloc_at(offset, bytes))
     }
 
+    /// Adds a range as free; panics as [`Space::insert_free`] does.
     pub(crate) fn insert_free(&mut self, offset: u64, bytes: u64, tick: u64) {
         each!(self, space => space.insert_free(offset, bytes, tick));
     }
 
+    /// Takes a wholly free range out of the space.
     pub(crate) fn remove_free(&mut self, offset: u64, bytes: u64) -> Result<(), NotFree> {
         each!(self, space => space.remove_free(offset, bytes))
     }
@@ -120,10 +124,12 @@ impl Large {
         each!(self, space => window.visit_all(space.spans(), end_bytes, visit));
     }
 
+    /// Visits the maximal free runs in address order.
     pub(crate) fn free_runs(&self, visit: &mut dyn FnMut(FreeRun)) {
         each!(self, space => space.free_runs(visit));
     }
 
+    /// Bytes inserted and not removed.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         each!(self, space => space.mapped_bytes())
     }

@@ -42,7 +42,9 @@ pub(crate) trait Index {
 pub(crate) struct Space<I> {
     pub(super) spans: Spans,
     pub(super) index: I,
+    /// Sum of all spans.
     mapped_bytes: u64,
+    /// Sum of the used ones.
     used_bytes: u64,
 }
 
@@ -64,7 +66,6 @@ impl<I: Index> Space<I> {
     pub(crate) fn free(&mut self, offset: u64, tick: u64) -> Option<u64> {
         let id = self.spans.used_at(offset)?;
         let bytes = self.spans.at(id).bytes();
-        self.used_bytes -= bytes;
         self.release(id, tick);
         Some(bytes)
     }
@@ -99,6 +100,8 @@ impl<I: Index> Space<I> {
         self.spans.cover(offset, bytes);
         self.index.cover(offset, bytes);
         self.mapped_bytes += bytes;
+        // As if it had been used until now: freeing it is what merges it with its neighbours.
+        self.used_bytes += bytes;
         let id = self.spans.insert_after(prev, offset, Size::Used(bytes), tick);
         self.release(id, tick);
     }
@@ -106,6 +109,7 @@ impl<I: Index> Space<I> {
     /// Takes a wholly free range out of the space.
     pub(crate) fn remove_free(&mut self, offset: u64, bytes: u64) -> Result<(), NotFree> {
         let id = self.free_span_around(offset, bytes)?;
+        // Used spans are in no index, so one can simply be dropped from the list.
         let id = self.take(id, offset, bytes);
         self.spans.unlink(id);
         self.spans.uncover(offset, bytes);
@@ -117,6 +121,7 @@ impl<I: Index> Space<I> {
     /// The free span that covers the whole range.
     fn free_span_around(&self, offset: u64, bytes: u64) -> Result<u32, NotFree> {
         let error = NotFree { offset, bytes };
+        // Free spans are maximal, so a range that is free lies in one.
         let end = offset.checked_add(bytes).ok_or(error)?;
         if bytes == 0 || !(offset | bytes).is_multiple_of(GRANULE_BYTES) {
             return Err(error);
@@ -130,6 +135,13 @@ impl<I: Index> Space<I> {
 
     /// Cuts `[start, start + bytes)` out of the free span `id`, as a used span, and gives back
     /// what is left on both sides. Returns the used span.
+    ///
+    /// ```text
+    /// |         free id           |      |        free id             |
+    /// | used id |    free new     |  or  | free id | used new | free new |
+    /// ```
+    ///
+    /// The part at the low end keeps the id, so that the table of cells need not change for it.
     #[inline(always)]
     fn take(&mut self, id: u32, start: u64, bytes: u64) -> u32 {
         let Span { offset, tick, .. } = *self.spans.at(id);
@@ -144,6 +156,8 @@ impl<I: Index> Space<I> {
             self.spans.at_mut(id).set_used(bytes);
             id
         };
+        // What is left comes before what is gone: then the maximum that both share in an index
+        // does not fall and rise again.
         if used_end < end {
             let rest = self.spans.insert_after(used, used_end, Size::Free(end - used_end), tick);
             self.index.attach(&self.spans, rest);
@@ -156,11 +170,14 @@ impl<I: Index> Space<I> {
         used
     }
 
-    /// Makes the used span `id` free and merges it with its free neighbours.
+    /// Makes the used span `id` free and merges it with its free neighbours. The lowest of them
+    /// keeps its id and grows; the others leave the list.
     #[inline(always)]
     fn release(&mut self, id: u32, tick: u64) {
         let Span { offset, prev, next, .. } = *self.spans.at(id);
         let mut end = self.spans.at(id).end();
+        self.used_bytes -= end - offset;
+        // Where a free span started that is part of a longer one now.
         let mut dead_offset = None;
         if next != NIL {
             let after = *self.spans.at(next);

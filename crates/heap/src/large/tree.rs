@@ -5,6 +5,15 @@
 //! all regions and gain one when there are sixteen times as many. So the tree grows with the
 //! addresses in use, and a gap of many TiB costs four bytes for each GiB.
 //!
+//! ```text
+//! upper[1]    |root|                       one lane: 16 GiB
+//! upper[0]    |..16 regions..| ...         one lane: a region, 1 GiB
+//! region top, middle, cells                one lane: 64 MiB, 4 MiB, a cell of 256 KiB
+//! ```
+//!
+//! A search goes down from the root: at each level the lowest lane that is large enough. A change
+//! goes up from a cell, and only as far as it changes a maximum, which is rarely to the root.
+//!
 //! Values are lengths in granules, cut off at `i32::MAX` (1 TiB): a search for more finds cells
 //! that may hold enough, and the caller looks.
 
@@ -55,10 +64,12 @@ fn put<L: Lanes>(lanes: L, group: &mut Group, lane: usize, value: i32, parent: i
         group.0[lane] = value;
         return (value > parent).then_some(value);
     }
+    // Another lane is the largest, and still is.
     if old < parent {
         group.0[lane] = value;
         return None;
     }
+    // The largest lane, or one of several, gets smaller.
     let max = lanes.max_with(group, lane, value);
     group.0[lane] = value;
     (max != parent).then_some(max)
@@ -114,9 +125,8 @@ impl MaxTree {
     #[inline(always)]
     pub(crate) fn set<L: Lanes>(&mut self, lanes: L, cell: usize, value: i32) {
         let index = cell >> REGION_SHIFT;
-        let Some(Some(region)) = self.regions.get_mut(index) else {
-            return; // A cell outside holds nothing, and nothing can start in it.
-        };
+        // A cell that is not covered holds nothing, and nothing can start in it.
+        let Some(Some(region)) = self.regions.get_mut(index) else { return };
         let cell = cell % REGION_CELLS;
         let (middle, top) = (cell / FANOUT, cell / FANOUT / FANOUT);
         let up = region.middle[top].0[middle % FANOUT];

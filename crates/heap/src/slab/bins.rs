@@ -64,6 +64,7 @@ impl Bins {
         let bin = self.bin(units);
         let mut word = bin / 64;
         let mut bits = self.occupied[word] & (u64::MAX << (bin % 64));
+        // Eight words at the default settings, and the first is usually enough.
         while bits == 0 {
             word += 1;
             bits = *self.occupied.get(word)?;

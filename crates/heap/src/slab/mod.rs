@@ -5,7 +5,12 @@
 //! given back at once, and none is kept: the magazines already absorb the change between one block
 //! and none, and an empty slab that stays would pin the chunk below it.
 //!
-//! A slab is aligned to its size, so it is found from an offset by a shift.
+//! A slab is aligned to its size, so it is found from an offset by a shift, and it pins one chunk
+//! of its size, not parts of two. (Slabs at any offset were tried on traces: no denser.)
+//!
+//! ```text
+//! offset --shift--> number --table--> slab --granule--> state and length of the block
+//! ```
 
 mod bins;
 mod magazine;
@@ -71,6 +76,7 @@ impl Slabs {
     fn cut(&mut self, units: u32) -> Option<u32> {
         let handle = self.bins.best_fit(units)?;
         self.bins.remove(&mut self.table, handle);
+        // The low end is handed out; the rest stays free behind it.
         let rest_units = self.table.granule(handle).units() - units;
         self.table.set_block(handle, units, State::Used);
         if rest_units > 0 {
@@ -120,6 +126,7 @@ impl Slabs {
     /// forgotten here, and the caller frees it in the large placement.
     fn give_back(&mut self, handle: u32) -> Option<u64> {
         let table = &mut self.table;
+        // Heads inside the merged block are wiped: an offset there is no block any more.
         let mut first = handle;
         let mut units = table.granule(handle).units();
         if let Some(behind) = table.free_behind(handle, units) {
@@ -137,12 +144,14 @@ impl Slabs {
         let number = table.slab_of(handle);
         let slab = table.slab_mut(number);
         slab.live -= 1;
+        // Blocks in magazines count as live: their slab stays until they are drained.
         if slab.live > 0 {
             table.set_block(first, units, State::Free);
             self.bins.insert(table, first);
             return None;
         }
         let base = slab.base;
+        // The block is the whole slab now, and in no list.
         table.granule_mut(first).set_state(State::None);
         table.remove(number);
         self.numbers.set((base >> self.slab_shift) as usize, NIL);
