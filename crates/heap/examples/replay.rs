@@ -66,8 +66,10 @@ impl Trace {
                 _ => {}
             }
         }
-        // So that passes can follow each other.
-        trace.ops.extend(live.values().map(|&(slot, _)| Op::Free { slot }));
+        // So that passes can follow each other; sorted, so that all runs are the same.
+        let mut left: Vec<u32> = live.values().map(|&(slot, _)| slot).collect();
+        left.sort_unstable();
+        trace.ops.extend(left.into_iter().map(|slot| Op::Free { slot }));
         Ok(trace)
     }
 }

@@ -150,10 +150,10 @@ impl<I: Index> Space<I> {
         self.used_bytes += bytes;
         self.index.detach(&self.spans, id);
         let used = if start > offset {
-            self.spans.at_mut(id).set_free(start - offset);
+            self.spans.at_mut(id).set(Size::Free(start - offset));
             self.spans.insert_after(id, start, Size::Used(bytes), tick)
         } else {
-            self.spans.at_mut(id).set_used(bytes);
+            self.spans.at_mut(id).set(Size::Used(bytes));
             id
         };
         // What is left comes before what is gone: then the maximum that both share in an index
@@ -200,7 +200,7 @@ impl<I: Index> Space<I> {
             }
         }
         let span = self.spans.at_mut(merged);
-        span.set_free(end - start);
+        span.set(Size::Free(end - start));
         // The parts merged were free at an earlier tick, so this one is the latest.
         span.tick = tick;
         self.index.attach(&self.spans, merged);

@@ -3,10 +3,9 @@
 //! Spans live in an arena, linked by index in address order. Space that was never inserted, or was
 //! removed, is simply not covered: two neighbours in the list are adjacent only if one ends where
 //! the other starts. To find a span from an address, a table holds the first one that starts in
-//! each cell of 256 KiB; the others that start there follow it in the list. Any number may start in
-//! one cell (512 at most), so nothing here depends on how large blocks are; but while all blocks
-//! are larger than a cell, at most one free span and one used span start in it, and every walk ends
-//! after two steps.
+//! each cell of 256 KiB; the others that start there follow it in the list. Up to 512 may start in
+//! one cell, so nothing here depends on how large blocks are; but while all are larger than a cell,
+//! at most one free and one used span start in it, and every walk ends after two steps.
 
 use crate::sparse::SparseTable;
 use crate::{GRANULE_BYTES, NIL};
@@ -54,16 +53,26 @@ impl Span {
         self.size & USED == 0
     }
 
-    /// Makes it free and `bytes` long.
+    /// Changes state and length.
     #[inline(always)]
-    pub(crate) fn set_free(&mut self, bytes: u64) {
-        self.size = bytes;
+    pub(crate) fn set(&mut self, size: Size) {
+        self.size = size.encode();
     }
+}
 
-    /// Makes it used and `bytes` long.
+/// State and length, in bytes, of a span.
+pub(crate) enum Size {
+    Free(u64),
+    Used(u64),
+}
+
+impl Size {
     #[inline(always)]
-    pub(crate) fn set_used(&mut self, bytes: u64) {
-        self.size = bytes | USED;
+    fn encode(self) -> u64 {
+        match self {
+            Self::Free(bytes) => bytes,
+            Self::Used(bytes) => bytes | USED,
+        }
     }
 }
 
@@ -192,20 +201,15 @@ impl Spans {
     #[inline(always)]
     pub(crate) fn insert_after(&mut self, prev: u32, offset: u64, size: Size, tick: u64) -> u32 {
         let next = if prev == NIL { self.head } else { self.at(prev).next };
-        let size = match size {
-            Size::Free(bytes) => bytes,
-            Size::Used(bytes) => bytes | USED,
-        };
-        let span = Span { offset, size, tick, prev, next };
-        let id = self.vacant;
-        let id = if id == NIL {
+        let span = Span { offset, size: size.encode(), tick, prev, next };
+        let mut id = self.vacant;
+        if id == NIL {
+            id = self.arena.len() as u32;
             self.arena.push(span);
-            (self.arena.len() - 1) as u32
         } else {
             self.vacant = self.at(id).next;
             *self.at_mut(id) = span;
-            id
-        };
+        }
         let cell = cell_of(offset);
         if prev == NIL {
             self.head = id;
@@ -250,8 +254,7 @@ impl Spans {
         if self.first_in(cell) == id {
             self.cells.set(cell, heir);
         }
-        self.at_mut(id).next = self.vacant;
-        self.vacant = id;
+        self.at_mut(id).next = std::mem::replace(&mut self.vacant, id);
     }
 
     /// The first span, or `NIL`.
@@ -266,7 +269,7 @@ impl Spans {
 
     /// The span `id` and those behind it.
     pub(crate) fn iter_from(&self, id: u32) -> impl Iterator<Item = &Span> {
-        let get = |id: u32| (id != NIL).then(|| self.at(id));
+        let get = |id| (id != NIL).then(|| self.at(id));
         std::iter::successors(get(id), move |span| get(span.next))
     }
 
@@ -337,12 +340,6 @@ impl Spans {
         }
         Ok(())
     }
-}
-
-/// State and length in bytes of a new span.
-pub(crate) enum Size {
-    Free(u64),
-    Used(u64),
 }
 
 #[cfg(test)]
