@@ -7,7 +7,7 @@ use vmm_sys::sim::Sim;
 use vmm_sys::{DeviceAttribute, DeviceId, Driver, DriverError};
 
 /// What the user asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum DriverRequest {
     /// The GPU if there is one, else the simulated device.
     Auto,

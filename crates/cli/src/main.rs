@@ -18,6 +18,7 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
+    Doctor(cmd::doctor::Args),
     Replay(cmd::replay::Args),
 }
 
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
     // Wrong usage ends here, with exit code 2.
     let Cli { command } = Cli::parse();
     let result = match command {
+        Command::Doctor(args) => return cmd::doctor::run(&args),
         Command::Replay(args) => cmd::replay::run(&args),
     };
     match result {

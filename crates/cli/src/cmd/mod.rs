@@ -1,5 +1,6 @@
 //! The commands, and how they end.
 
+pub(crate) mod doctor;
 pub(crate) mod replay;
 
 use std::fmt::Display;

@@ -27,7 +27,7 @@ pub(crate) struct Args {
     files: Vec<PathBuf>,
     /// Which driver: the GPU's, the simulated device's, or the GPU's if there is one.
     #[arg(long, value_enum, default_value = "auto")]
-    driver: DriverArg,
+    driver: DriverRequest,
     /// Ordinal of the device.
     #[arg(long, value_name = "N", default_value_t = 0)]
     device: u32,
@@ -84,13 +84,6 @@ Exit code: 0 done; 1 the replay failed (out of memory, blocks that overlap); 2 b
 trace, or no such driver.";
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum DriverArg {
-    Auto,
-    Cuda,
-    Sim,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum PlacementArg {
     FirstFit,
     Buddy,
@@ -140,13 +133,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .map(|file| Trace::open(file))
         .collect::<Result<Vec<_>, _>>()
         .map_err(Failure::refused)?;
-    let request = match args.driver {
-        DriverArg::Auto => DriverRequest::Auto,
-        DriverArg::Cuda => DriverRequest::Cuda,
-        DriverArg::Sim => DriverRequest::Sim,
-    };
     let device = DeviceId(args.device);
-    let choice = choose(request, device).map_err(Failure::refused)?;
+    let choice = choose(args.driver, device).map_err(Failure::refused)?;
     say(&choice.why);
     let job = Job::new(args, choice.driver, device)?;
     let mut rows = Vec::new();
