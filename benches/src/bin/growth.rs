@@ -1,0 +1,241 @@
+//! Growth of 1 GiB from warm stock: through the pool, and by the bare driver calls that it needs.
+//! See docs/BENCHMARKS.md.
+//!
+//! Both sides map chunks of the same length that were made and mapped once before, at addresses
+//! that were reserved before. The order of the sides alternates, as the second may find a warmer
+//! driver than the first.
+
+#![deny(unsafe_code)]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::Serialize;
+use vmm_pool::{Buffer, ChunkSize, Lane, Pool};
+use vmm_pool_benches::context::CurrentContext;
+use vmm_pool_benches::samples::{Spread, spread};
+use vmm_pool_benches::setup::{Setup, fail, repetitions};
+use vmm_pool_cli::replay::Cause;
+use vmm_sys::object::{Chunk, Mapping, Range, Stream};
+use vmm_sys::{AccessGrant, CallCounts, ChunkProps, DeviceId, Driver, DriverKind, ThreadTime};
+
+const GROWTH_BYTES: u64 = 1 << 30;
+const CHUNK_BYTES: u64 = 32 << 20;
+const REPETITIONS: u32 = 21;
+/// The ratio that the pool is meant to stay under.
+const RATIO_MAX: f64 = 1.1;
+
+/// What one side took.
+struct Took {
+    us: f64,
+    calls: CallCounts,
+}
+
+/// Runs `work`, timed and counted.
+///
+/// On the simulated device the host time that goes into simulating a call is taken out, and what
+/// the call would cost is put in its place; what is left is the caller's own time, as on a GPU.
+fn timed<T>(
+    driver: &Arc<dyn Driver>,
+    work: impl FnOnce() -> Result<T, Cause>,
+) -> Result<(T, Took), Cause> {
+    let (before, time_before) = (driver.ledger().snapshot(), ThreadTime::now());
+    let start = Instant::now();
+    let made = work()?;
+    let mut nanos = start.elapsed().as_nanos() as f64;
+    let (calls, time) = (driver.ledger().snapshot().since(&before), ThreadTime::now());
+    if driver.kind() == DriverKind::Sim {
+        nanos -= (time.spent_nanos - time_before.spent_nanos) as f64;
+        nanos += (time.charged_nanos - time_before.charged_nanos) as f64;
+    }
+    Ok((made, Took { us: nanos / 1e3, calls }))
+}
+
+/// A pool whose lane has its addresses already.
+struct PoolSide {
+    pool: Pool,
+    lane: Lane,
+    device: DeviceId,
+}
+
+impl PoolSide {
+    fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<PoolSide, Cause> {
+        let chunk = ChunkSize::Fixed(CHUNK_BYTES);
+        // No second thread: between the timed parts it would do what is done here.
+        let builder = Pool::builder(driver.clone()).device(device).chunk(chunk);
+        let pool = builder.background(false).build()?;
+        let lane = pool.lane(&Stream::create(driver, device)?)?;
+        Ok(PoolSide { pool, lane, device })
+    }
+
+    fn grow(&self, request_bytes: u64) -> Result<Took, Cause> {
+        self.pool.prefill(self.device, GROWTH_BYTES)?;
+        let mut buffers: Vec<Buffer> = Vec::with_capacity((GROWTH_BYTES / request_bytes) as usize);
+        let ((), took) = timed(self.pool.driver(), || {
+            for _ in 0..GROWTH_BYTES / request_bytes {
+                buffers.push(self.lane.alloc(request_bytes)?);
+            }
+            Ok(())
+        })?;
+        drop(buffers);
+        self.pool.trim(self.device)?;
+        let held = self.pool.device_stats(self.device).map_or(0, |stats| stats.held_bytes);
+        if held != 0 {
+            return Err(format!("{held} bytes are held after a trim, 0 expected").into());
+        }
+        Ok(took)
+    }
+}
+
+/// The bare calls.
+struct BareSide {
+    driver: Arc<dyn Driver>,
+    props: ChunkProps,
+    grants: [AccessGrant; 1],
+    range: Range,
+    /// Where chunks are mapped for the first time.
+    elsewhere: Range,
+}
+
+impl BareSide {
+    fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<BareSide, Cause> {
+        let reserve = |bytes| Range::reserve(driver, bytes, CHUNK_BYTES, 0);
+        Ok(BareSide {
+            driver: driver.clone(),
+            props: ChunkProps::on_device(device),
+            grants: [AccessGrant::read_write(device)],
+            range: reserve(GROWTH_BYTES)?,
+            elsewhere: reserve(CHUNK_BYTES)?,
+        })
+    }
+
+    /// A chunk that was mapped before, as the chunks of warm stock were.
+    fn warm_chunk(&self) -> Result<Arc<Chunk>, Cause> {
+        let chunk = Arc::new(Chunk::create(&self.driver, CHUNK_BYTES, &self.props)?);
+        let mapping = Mapping::map(&self.elsewhere, 0, chunk)?;
+        mapping.set_access(&self.grants)?;
+        mapping.unmap().map_err(|(_, error)| error.into())
+    }
+
+    fn grow(&self) -> Result<Took, Cause> {
+        let count = GROWTH_BYTES / CHUNK_BYTES;
+        let chunks = (0..count).map(|_| self.warm_chunk()).collect::<Result<Vec<_>, _>>()?;
+        let mut mappings = Vec::with_capacity(chunks.len());
+        let ((), took) = timed(&self.driver, || {
+            for (index, chunk) in (0..).zip(chunks) {
+                // The owning object adds nothing to the call but its place in the vector.
+                let mapping = Mapping::map(&self.range, index * CHUNK_BYTES, chunk)?;
+                mapping.set_access(&self.grants)?;
+                mappings.push(mapping);
+            }
+            Ok(())
+        })?;
+        Ok(took) // the mappings, then the chunks, are given back here
+    }
+}
+
+/// What is recorded of one way to ask for the memory.
+#[derive(Serialize)]
+struct Row {
+    case: String,
+    growth_bytes: u64,
+    chunk_bytes: u64,
+    repetitions: u32,
+    /// `measured` on a GPU, `modelled` on the simulated device: there the driver's part is.
+    time: &'static str,
+    pool_us: Spread,
+    bare_us: Spread,
+    /// Of the medians.
+    ratio: f64,
+    pool_calls: String,
+    bare_calls: String,
+}
+
+/// What all repetitions of one side took, and the calls of one.
+#[derive(Default)]
+struct Side {
+    us: Vec<f64>,
+    calls: Option<String>,
+}
+
+impl Side {
+    /// Notes one repetition: each must need the same calls.
+    fn add(&mut self, took: Took) -> Result<(), Cause> {
+        self.us.push(took.us);
+        let calls = took.calls.to_string();
+        match &self.calls {
+            Some(known) if *known != calls => {
+                Err(format!("repetitions differ: {known}, then {calls}").into())
+            }
+            _ => {
+                self.calls = Some(calls);
+                Ok(())
+            }
+        }
+    }
+
+    fn figures(self) -> Result<(Spread, String), Cause> {
+        Ok((spread(&self.us).ok_or("no repetitions")?, self.calls.unwrap_or_default()))
+    }
+}
+
+fn compare(setup: &Setup, request_bytes: u64, repetitions: u32) -> Result<Row, Cause> {
+    let pool_side = PoolSide::new(&setup.driver, setup.device)?;
+    let bare_side = BareSide::new(&setup.driver, setup.device)?;
+    // Once each untimed: the lane reserves its addresses, the driver its tables.
+    pool_side.grow(request_bytes)?;
+    bare_side.grow()?;
+    let (mut pool, mut bare) = (Side::default(), Side::default());
+    for repetition in 0..repetitions {
+        if repetition % 2 == 0 {
+            pool.add(pool_side.grow(request_bytes)?)?;
+            bare.add(bare_side.grow()?)?;
+        } else {
+            bare.add(bare_side.grow()?)?;
+            pool.add(pool_side.grow(request_bytes)?)?;
+        }
+    }
+    let (pool_us, pool_calls) = pool.figures()?;
+    let (bare_us, bare_calls) = bare.figures()?;
+    let requests = GROWTH_BYTES / request_bytes;
+    Ok(Row {
+        case: format!("{requests} request(s) of {} MiB", request_bytes >> 20),
+        growth_bytes: GROWTH_BYTES,
+        chunk_bytes: CHUNK_BYTES,
+        repetitions,
+        time: if setup.is_gpu() { "measured" } else { "modelled" },
+        pool_us,
+        bare_us,
+        ratio: pool_us.median / bare_us.median,
+        pool_calls,
+        bare_calls,
+    })
+}
+
+fn run() -> Result<(), Cause> {
+    let mut setup = Setup::start("growth")?;
+    let _context = CurrentContext::enter(&setup.driver, setup.device)?;
+    setup.driver.ledger().set_timing(!setup.is_gpu());
+    let repetitions = repetitions(REPETITIONS)?;
+    for request_bytes in [GROWTH_BYTES, CHUNK_BYTES] {
+        let row = compare(&setup, request_bytes, repetitions)?;
+        let Row { case, time, pool_us, bare_us, ratio, .. } = &row;
+        let verdict = if *ratio <= RATIO_MAX { "within" } else { "beyond" };
+        println!(
+            "{case}: pool {:.0} us, bare calls {:.0} us ({time}), ratio {ratio:.3}: {verdict} \
+             the aim of {RATIO_MAX}",
+            pool_us.median, bare_us.median,
+        );
+        println!("  pool {:.0}..{:.0} us: {}", pool_us.min, pool_us.max, row.pool_calls);
+        println!("  bare {:.0}..{:.0} us: {}", bare_us.min, bare_us.max, row.bare_calls);
+        setup.record(&row)?;
+    }
+    setup.say_where();
+    Ok(())
+}
+
+fn main() {
+    if let Err(error) = run() {
+        fail("growth", error);
+    }
+}

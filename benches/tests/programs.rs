@@ -1,0 +1,108 @@
+//! The programs run, and record what they say they do: on the simulated device, where counts are
+//! exact. No timing is judged here.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests are not seen as tests")]
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const GROWTH: &str = env!("CARGO_BIN_EXE_growth");
+const THREADS: &str = env!("CARGO_BIN_EXE_threads");
+const INSTRUCTIONS: &str = env!("CARGO_BIN_EXE_instructions");
+
+/// A program with its record in a file of its own.
+struct Program {
+    command: Command,
+    record: PathBuf,
+}
+
+impl Program {
+    fn new(program: &str, test: &str) -> Program {
+        let record =
+            std::env::temp_dir().join(format!("vmm-bench-{}-{test}.jsonl", std::process::id()));
+        let mut command = Command::new(program);
+        command.env("VMM_BENCH_DRIVER", "sim").env("VMM_BENCH_REPS", "2");
+        command.env("VMM_BENCH_DATE", "2001-02-03").env("VMM_BENCH_OUT", &record);
+        Program { command, record }
+    }
+
+    fn output(mut self) -> (Output, Vec<Value>) {
+        let output = self.command.output().unwrap();
+        let text = std::fs::read_to_string(&self.record).unwrap_or_default();
+        let _ = std::fs::remove_file(&self.record);
+        (output, text.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+    }
+
+    fn rows(self) -> Vec<Value> {
+        let (output, rows) = self.output();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{errors}");
+        rows
+    }
+}
+
+#[test]
+fn growth_from_stock_makes_the_bare_calls_and_no_other() {
+    let rows = Program::new(GROWTH, "growth").rows();
+    assert_eq!(rows.len(), 2);
+    for row in &rows {
+        let case = &row["case"];
+        assert_eq!(row["bare_calls"], "cuMemMap 32, cuMemSetAccess 32", "{case}");
+        assert_eq!(row["pool_calls"], row["bare_calls"], "{case}");
+        assert_eq!((&row["date"], &row["time"]), (&"2001-02-03".into(), &"modelled".into()));
+        assert_eq!(row["repetitions"], 2);
+    }
+}
+
+#[test]
+fn threads_are_counted_with_their_driver_calls() {
+    let rows = Program::new(THREADS, "threads").rows();
+    let shape: Vec<_> =
+        rows.iter().map(|r| (r["subject"].as_str(), r["threads"].as_u64())).collect();
+    let expected = [1, 2, 4, 8, 16].into_iter().flat_map(|threads| {
+        ["pool-first-fit", "pool-buddy"].map(|subject| (Some(subject), Some(threads)))
+    });
+    assert_eq!(shape, expected.collect::<Vec<_>>());
+    for row in &rows {
+        assert_eq!(row["driver_calls"].as_array().unwrap().len(), 2);
+        assert!(row["total_mops"]["min"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn every_case_of_the_instruction_count_is_warm() {
+    for case in ["hot-64KiB", "replace-64KiB", "replace-mixed"] {
+        for subject in ["pool-first-fit", "pool-buddy", "heap-first-fit", "heap-buddy", "nothing"] {
+            let mut program = Program::new(INSTRUCTIONS, "count");
+            program.command.args(["count", case, subject]);
+            assert!(program.rows().is_empty(), "counting records nothing");
+        }
+    }
+    let mut program = Program::new(INSTRUCTIONS, "record");
+    program.command.args(["record", "hot-64KiB", "pool-buddy", "20000000", "1000000"]);
+    let rows = program.rows();
+    assert_eq!(rows.len(), 1);
+    assert_eq!(
+        (&rows[0]["instructions"], &rows[0]["loop_instructions"]),
+        (&200.0.into(), &10.0.into())
+    );
+}
+
+#[test]
+fn what_is_not_understood_is_refused_by_name() {
+    let mut program = Program::new(GROWTH, "driver");
+    program.command.env("VMM_BENCH_DRIVER", "gpu");
+    let mut wordless = Program::new(INSTRUCTIONS, "usage");
+    wordless.command.arg("count");
+    for (program, expected) in
+        [(program, "VMM_BENCH_DRIVER=gpu: expected auto, cuda or sim"), (wordless, "usage: ")]
+    {
+        let (output, rows) = program.output();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(errors.contains(expected), "{errors}");
+        assert!(rows.is_empty());
+    }
+}
