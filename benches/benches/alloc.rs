@@ -10,13 +10,12 @@ use criterion::{BenchmarkGroup, Criterion, SamplingMode};
 use parking_lot::Mutex;
 use serde::Serialize;
 use vmm_pool::Placement;
-use vmm_pool_benches::context::CurrentContext;
 use vmm_pool_benches::samples::spread;
 use vmm_pool_benches::setup::{Setup, fail};
 use vmm_pool_benches::subject::{BareHeap, Peer, PoolLane, Subject};
 use vmm_pool_benches::work::{Live, Sizes};
 use vmm_pool_cli::replay::Cause;
-use vmm_pool_cli::target::{CudaMalloc, CudaMallocAsync};
+use vmm_pool_cli::target::{CudaMalloc, CudaMallocAsync, CurrentContext};
 use vmm_sys::CallCounts;
 
 /// One load. With no live blocks it is a hot pair, else random replacement among them.

@@ -6,9 +6,8 @@
 //! Nothing here is tuned to the pool: a subject is asked for bytes and given them back, whichever
 //! it is.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
-pub mod context;
 pub mod facts;
 pub mod mix;
 pub mod record;

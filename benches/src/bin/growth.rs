@@ -5,17 +5,17 @@
 //! that were reserved before. The order of the sides alternates, as the second may find a warmer
 //! driver than the first.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
 use vmm_pool::{Buffer, ChunkSize, Lane, Pool};
-use vmm_pool_benches::context::CurrentContext;
 use vmm_pool_benches::samples::{Spread, spread};
 use vmm_pool_benches::setup::{Setup, fail, repetitions};
 use vmm_pool_cli::replay::Cause;
+use vmm_pool_cli::target::CurrentContext;
 use vmm_sys::object::{Chunk, Mapping, Range, Stream};
 use vmm_sys::{AccessGrant, CallCounts, ChunkProps, DeviceId, Driver, DriverKind, ThreadTime};
 

@@ -3,7 +3,7 @@
 //!
 //! Only functions whose name begins with `countme` are counted, with all that they call.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 use serde::Serialize;
 use vmm_pool::Placement;

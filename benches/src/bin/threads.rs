@@ -1,20 +1,19 @@
 //! Throughput of 1 to 16 threads, each with its own stream: the lanes of one pool, and on a GPU
 //! `cudaMallocAsync` beside them. See docs/BENCHMARKS.md.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 use std::sync::Barrier;
 use std::time::Instant;
 
 use serde::Serialize;
 use vmm_pool::{Placement, Pool};
-use vmm_pool_benches::context::CurrentContext;
 use vmm_pool_benches::mix::{Mix, ROUND_STEPS, WARM_UP_STEPS};
 use vmm_pool_benches::samples::{Spread, spread};
 use vmm_pool_benches::setup::{Setup, fail, repetitions};
 use vmm_pool_benches::subject::{Peer, PoolLane, Subject};
 use vmm_pool_cli::replay::Cause;
-use vmm_pool_cli::target::CudaMallocAsync;
+use vmm_pool_cli::target::{CudaMallocAsync, CurrentContext};
 
 const THREADS: [u32; 5] = [1, 2, 4, 8, 16];
 const ROUNDS: u32 = 9;

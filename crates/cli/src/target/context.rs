@@ -8,18 +8,20 @@ use std::sync::Arc;
 use vmm_sys::{ContextHandle, DeviceId, Driver, DriverResult};
 
 /// While it lives, the primary context of its device is current on the thread that made it.
-pub(super) struct CurrentContext {
+#[derive(Debug)]
+pub struct CurrentContext {
     driver: Arc<dyn Driver>,
     device: DeviceId,
     previous: Option<ContextHandle>,
 }
 
 impl CurrentContext {
+    /// Makes the primary context of `device` current on this thread.
+    ///
+    /// # Errors
+    /// The driver's.
     #[allow(unsafe_code, reason = "the contract takes a context as a handle")]
-    pub(super) fn enter(
-        driver: &Arc<dyn Driver>,
-        device: DeviceId,
-    ) -> DriverResult<CurrentContext> {
+    pub fn enter(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<CurrentContext> {
         let previous = driver.context_current()?;
         let context = driver.primary_context_retain(device)?;
         // From here on dropping it gives the reference back.

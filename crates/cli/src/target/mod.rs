@@ -12,6 +12,7 @@ use vmm_sys::{DeviceId, Driver, DriverResult, ThreadTime};
 
 use crate::replay::DriverTime;
 
+pub use context::CurrentContext;
 pub use driver_alloc::{AsyncBlock, CudaMalloc, CudaMallocAsync};
 pub use pool::{PoolOptions, PoolTarget};
 
