@@ -339,7 +339,7 @@ fn work_that_repeats_makes_no_driver_call_with_the_soft_limit_off() {
             seed ^= seed << 17;
             if live.len() < 50 || seed & 1 == 0 {
                 // Log-uniform from 512 B to 8 MiB, so that magazines, slabs and large blocks mix.
-                let bytes = (512 << (seed >> 8) % 14) + (seed >> 32) % 4096;
+                let bytes = (512 << ((seed >> 8) % 14)) + (seed >> 32) % 4096;
                 live.push(rig.lane.alloc(bytes).unwrap());
             } else {
                 live.swap_remove((seed >> 8) as usize % live.len());
