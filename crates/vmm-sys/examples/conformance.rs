@@ -187,7 +187,7 @@ fn bench(driver: Arc<dyn Driver>, options: &Options) -> Result<Bench, String> {
         DriverKind::Cuda => bench.with_isolation(move |row, case| {
             let mut command = rebuild(&again);
             command.args(["--filter", row.id, "--child", &case.to_string()]);
-            run_in_child(row, command, CHILD_LIMIT)
+            run_in_child(row, case, command, CHILD_LIMIT)
         }),
     })
 }

@@ -134,7 +134,7 @@ pub trait Driver: Send + Sync + Debug {
     ) -> DriverResult<()>;
     /// `cuMemUnmap`: whole mappings. Does not wait for work that uses them (row D-U4).
     fn unmap(&self, address: u64, bytes: u64) -> DriverResult<()>;
-    /// `cuMemSetAccess`: over whole mappings without a hole (rows D-A1, D-A2).
+    /// `cuMemSetAccess`: over whole mappings (rows D-A1, D-A2; a hole: D-A9).
     fn set_access(&self, address: u64, bytes: u64, grants: &[AccessGrant]) -> DriverResult<()>;
     /// `cuMemGetAccess`: what `location` may do at `address`.
     fn get_access(&self, address: u64, location: Location) -> DriverResult<Access>;

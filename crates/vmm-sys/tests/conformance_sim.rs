@@ -86,7 +86,7 @@ rows! {
     d_r1 d_r2 d_r3 d_r4 d_r5 d_r6 d_r7
     d_c1 d_c2 d_c3 d_c4 d_c5 d_c6 d_c7 d_c8
     d_m1 d_m2 d_m3 d_m4 d_m5 d_m6
-    d_a1 d_a2 d_a3 d_a4 d_a5 d_a6 d_a7 d_a8
+    d_a1 d_a2 d_a3 d_a4 d_a5 d_a6 d_a7 d_a8 d_a9
     d_u1 d_u2 d_u3 d_u4
     d_h1 d_h2 d_h3
     d_f1
@@ -97,6 +97,7 @@ rows! {
     d_v1 d_v2 d_v3 d_v4 d_v5 d_v6 d_v7
     d_k1
     d_n1 d_n2 d_n3 d_n4 d_n5 d_n6 d_n7 d_n8
+    d_n9 d_n10 d_n11 d_n12 d_n13 d_n14 d_n15 d_n16 d_n17
 }
 
 #[test]

@@ -54,6 +54,39 @@ pub(crate) fn answer<T>(result: &DriverResult<T>) -> String {
     }
 }
 
+/// What came of many questions, a line each. Every wrong answer is told and not the first alone: a
+/// run on a GPU is rare.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    lines: Vec<String>,
+    wrong: Vec<String>,
+}
+
+impl Answers {
+    /// A question whose answer is not known.
+    pub(crate) fn note(&mut self, what: impl Display, came: impl Display) {
+        self.lines.push(format!("{what}: {came}"));
+    }
+
+    /// A question whose answer is known, in the words of [`answer`] or a row's own.
+    pub(crate) fn expect(&mut self, what: impl Display, came: impl Display, expected: &str) {
+        let came = came.to_string();
+        if came != expected {
+            self.wrong.push(format!("{what}: expected {expected}, got {came}"));
+        }
+        self.note(what, came);
+    }
+
+    /// All lines; a failure that lists the wrong ones if there are any.
+    pub(crate) fn told(self) -> Step<String> {
+        if self.wrong.is_empty() {
+            Ok(self.lines.join("\n"))
+        } else {
+            Err(Stop::Failed(self.wrong.join("\n")))
+        }
+    }
+}
+
 /// `value`, `value + 1`, … as the bytes of 32-bit words: what `ProbeKernel::FillWords` writes.
 pub(crate) fn pattern(words: u64, value: u32) -> Vec<u8> {
     // Truncation is the kernel's own rule: the words count up wrapping.
@@ -94,6 +127,20 @@ mod tests {
             };
             assert!(text.contains("map at 3") && text.contains("CUDA_ERROR_INVALID_VALUE"));
         }
+    }
+
+    #[test]
+    fn many_questions_tell_every_wrong_answer() {
+        let mut answers = Answers::default();
+        answers.note("open", 7);
+        answers.expect("first", "OK", "OK");
+        assert_eq!(Answers::told(answers), Ok("open: 7\nfirst: OK".into()));
+        let mut answers = Answers::default();
+        for (what, came) in [("first", "no"), ("second", "OK"), ("third", "9")] {
+            answers.expect(what, came, "OK");
+        }
+        let wrong = "first: expected OK, got no\nthird: expected OK, got 9";
+        assert_eq!(answers.told(), Err(Stop::Failed(wrong.into())));
     }
 
     #[test]

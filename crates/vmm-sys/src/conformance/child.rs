@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 use super::outcome::Outcome;
 use super::row::{Row, RowKind};
 
-/// Runs a child that prints [`Outcome::encode`] on its standard output, and reads it.
+/// Runs a child that prints [`Outcome::encode`] on its standard output for one case of a row, and
+/// reads it.
 ///
 /// A child that ends early, or runs longer than `limit` and is killed, has answered too: for a
-/// checking row that is a failure, for an observing row it is what came. The last line that it
+/// checking row that is a failure, unless the case expects that very signal; for an observing row it
+/// is what came. The last line that it
 /// wrote on standard output ([`super::Bench::with_voice`]) goes into the text.
-pub fn run_in_child(row: &Row, mut command: Command, limit: Duration) -> Outcome {
+pub fn run_in_child(row: &Row, case: usize, mut command: Command, limit: Duration) -> Outcome {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = match child {
         Ok(child) => child,
@@ -29,15 +31,15 @@ pub fn run_in_child(row: &Row, mut command: Command, limit: Duration) -> Outcome
         String::from_utf8_lossy(&text).into_owned()
     });
     let deadline = Instant::now() + limit;
-    let end = loop {
+    let (end, signal) = loop {
         match child.try_wait() {
-            Ok(Some(status)) => break describe(status),
-            Err(error) => break format!("was lost: {error}"),
+            Ok(Some(status)) => break (describe(status), status.signal()),
+            Err(error) => break (format!("was lost: {error}"), None),
             Ok(None) if Instant::now() > deadline => {
                 // Fails only if it has just ended.
                 let _ = child.kill();
                 let _ = child.wait();
-                break format!("was killed after {limit:?}");
+                break (format!("was killed after {limit:?}"), None);
             }
             Ok(None) => thread::sleep(Duration::from_millis(5)),
         }
@@ -48,7 +50,9 @@ pub fn run_in_child(row: &Row, mut command: Command, limit: Duration) -> Outcome
     }
     let last_words = said.trim_end().lines().last().unwrap_or("nothing");
     let text = format!("the process {end}; its last words: {last_words}");
+    let expected = row.cases.get(case).and_then(|case| case.ends_by);
     match row.kind {
+        RowKind::Check if signal.is_some() && signal == expected => Outcome::Passed(text),
         RowKind::Check => Outcome::Failed(text),
         RowKind::Observe => Outcome::Observed(text),
     }
@@ -65,7 +69,7 @@ fn describe(status: ExitStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::row::{Needs, ONLY};
+    use crate::conformance::row::{Case, Needs, ONLY};
 
     fn row(kind: RowKind) -> Row {
         let run = |_: &_| Outcome::Failed("rows of this test run in children".into());
@@ -73,9 +77,24 @@ mod tests {
     }
 
     fn shell(kind: RowKind, script: &str) -> Outcome {
+        shell_for(&row(kind), script)
+    }
+
+    fn shell_for(row: &Row, script: &str) -> Outcome {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]);
-        run_in_child(&row(kind), command, Duration::from_millis(700))
+        run_in_child(row, 0, command, Duration::from_millis(700))
+    }
+
+    #[test]
+    fn a_crash_passes_only_where_that_signal_is_the_answer() {
+        const CASES: &[Case] = &[Case::ends_by("crash", 11)];
+        let row = Row { cases: CASES, ..row(RowKind::Check) };
+        let crashed = shell_for(&row, "kill -SEGV $$");
+        assert!(matches!(&crashed, Outcome::Passed(text) if text.contains("signal 11")));
+        for other in ["kill -ABRT $$", "exit 0", "exec sleep 20"] {
+            assert!(matches!(shell_for(&row, other), Outcome::Failed(_)), "{other}");
+        }
     }
 
     #[test]

@@ -27,7 +27,8 @@ pub(crate) fn hold_limit(scratch: &Scratch<'_>) -> Duration {
 /// Holds a stream: what is behind the gate runs only after it was opened.
 pub(crate) struct Gate {
     timed_out: Arc<AtomicBool>,
-    let_go: Option<Sender<()>>,
+    /// Carries a new limit; dropped to let go.
+    let_go: Option<Sender<Duration>>,
     /// `None` for a host function, which may not have begun: it finds its gate open then.
     opened: Option<Receiver<()>>,
 }
@@ -76,10 +77,19 @@ impl Gate {
 
     /// Lets the stream go on; returns when the gate stands open.
     pub(crate) fn open(&mut self) {
-        // Both channels carry nothing: an end that is dropped is the signal.
+        // An end that is dropped is the signal, on both channels.
         self.let_go = None;
         if let Some(opened) = self.opened.take() {
             let _ = opened.recv();
+        }
+    }
+
+    /// Lets the stream go on after `limit` from now, if it is not opened before: for a call that is
+    /// expected to wait.
+    pub(crate) fn open_in(&self, limit: Duration) {
+        if let Some(let_go) = &self.let_go {
+            // Fails only if the limit has passed, and then the stream goes on already.
+            let _ = let_go.send(limit);
         }
     }
 
@@ -98,7 +108,7 @@ impl Drop for Gate {
 /// The other side of a gate, on the thread that opens it.
 struct Wait {
     timed_out: Arc<AtomicBool>,
-    letting_go: Receiver<()>,
+    letting_go: Receiver<Duration>,
     limit: Duration,
     /// Dropped with this, after the opener's work: see [`Gate::open`].
     _opens: Sender<()>,
@@ -106,7 +116,14 @@ struct Wait {
 
 impl Wait {
     fn until_let_go(&self) {
-        if self.letting_go.recv_timeout(self.limit) == Err(RecvTimeoutError::Timeout) {
+        let mut limit = self.limit;
+        let end = loop {
+            match self.letting_go.recv_timeout(limit) {
+                Ok(from_now) => limit = from_now,
+                Err(end) => break end,
+            }
+        };
+        if end == RecvTimeoutError::Timeout {
             self.timed_out.store(true, Ordering::Release);
         }
     }
@@ -128,5 +145,12 @@ mod tests {
         assert!(gate.timed_out());
         drop(wait);
         drop(gate);
+
+        let (gate, wait) = Gate::new(Duration::from_secs(60));
+        gate.open_in(Duration::from_millis(1));
+        wait.until_let_go();
+        assert!(gate.timed_out());
+        gate.open_in(Duration::from_millis(1));
+        drop(wait);
     }
 }

@@ -63,15 +63,17 @@ impl Outcome {
 
     /// One outcome for the cases of a row: the worst that came, with every case's text.
     pub(crate) fn of_cases(cases: Vec<(&'static str, Outcome)>) -> Outcome {
+        let lines = cases.iter().any(|(_, outcome)| outcome.text().contains('\n'));
+        let (before, between) = if lines { (":\n", "\n") } else { (": ", "; ") };
         let mut text = Vec::new();
         for (name, outcome) in &cases {
             match (name.is_empty(), outcome.text()) {
                 (true, part) => text.push(part.to_owned()),
                 (false, "") => text.push(format!("{name}: {}", outcome.word())),
-                (false, part) => text.push(format!("{name}: {}: {part}", outcome.word())),
+                (false, part) => text.push(format!("{name}: {}{before}{part}", outcome.word())),
             }
         }
-        let text = text.join("; ");
+        let text = text.join(between);
         let has = |word: &str| cases.iter().any(|(_, outcome)| outcome.word() == word);
         // A row with one case left out has still been checked by the others; its text says so.
         if has("failed") {
@@ -159,6 +161,8 @@ mod tests {
         assert_eq!(failed, Outcome::Failed("a: passed; b: failed: x".into()));
         let partly = Outcome::of_cases(vec![passed(), ("b", Outcome::Skipped("no GPU".into()))]);
         assert_eq!(partly, Outcome::Passed("a: passed; b: skipped: no GPU".into()));
+        let long = Outcome::of_cases(vec![passed(), ("b", Outcome::Passed("1\n2".into()))]);
+        assert_eq!(long, Outcome::Passed("a: passed\nb: passed:\n1\n2".into()));
         let single = Outcome::of_cases(vec![("", Outcome::Skipped("why".into()))]);
         assert_eq!(single, Outcome::Skipped("why".into()));
     }

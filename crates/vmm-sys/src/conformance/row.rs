@@ -48,6 +48,9 @@ pub struct Case {
     pub name: &'static str,
     /// Whether it needs kernels that take real time, which only a GPU has.
     pub gpu_only: bool,
+    /// The signal that ends the process on a GPU, where that is the answer: the driver follows a
+    /// handle that names nothing. The simulated device follows none, and refuses.
+    pub ends_by: Option<i32>,
 }
 
 /// What a row needs; where something is missing the row is skipped, and the report says what.
@@ -78,6 +81,8 @@ impl Needs {
     pub const PEER_PROCESS: Needs = Needs { peer: true, second_process: true, ..Needs::DEVICE };
     /// A driver of its own.
     pub const OWN_DRIVER: Needs = Needs { own_driver: true, ..Needs::DEVICE };
+    /// A driver of its own and a second device.
+    pub const PEER_OWN_DRIVER: Needs = Needs { peer: true, own_driver: true, ..Needs::DEVICE };
 
     /// Stops a row that `bench` lacks something for. A driver that cannot even be asked has failed.
     pub(crate) fn met_by(&self, bench: &Bench) -> Step<()> {
@@ -107,17 +112,22 @@ impl Needs {
 }
 
 /// The one case of most rows.
-pub(crate) const ONLY: &[Case] = &[Case { name: "", gpu_only: false }];
+pub(crate) const ONLY: &[Case] = &[Case::any("")];
 
 impl Case {
     /// A case for every driver.
     pub(crate) const fn any(name: &'static str) -> Case {
-        Case { name, gpu_only: false }
+        Case { name, gpu_only: false, ends_by: None }
     }
 
     /// A case for drivers whose kernels take real time.
     pub(crate) const fn gpu(name: &'static str) -> Case {
-        Case { name, gpu_only: true }
+        Case { name, gpu_only: true, ends_by: None }
+    }
+
+    /// A case that ends the process on a GPU.
+    pub(crate) const fn ends_by(name: &'static str, signal: i32) -> Case {
+        Case { name, gpu_only: false, ends_by: Some(signal) }
     }
 
     /// Why this case cannot run on a driver of `kind`.

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use super::answer::{Answer, Refused};
 use super::builder::Link;
-use super::regions::Backing;
+use super::regions::{Backing, Region};
 use super::state::State;
 use super::vmm::no_chunk_at;
 use super::{Sim, costs};
@@ -36,10 +36,14 @@ impl Sim {
                 )));
             }
             let starts = state.whole_regions(address, bytes)?;
-            let mapped: u64 = starts.iter().map(|start| state.regions[start].bytes).sum();
-            if mapped != bytes {
+            // A hole between two mappings is skipped (row D-A9), one at an end is refused: whether
+            // the driver agrees on the ends is asked by row D-N10.
+            let end = |start: &u64| start + state.regions[start].bytes;
+            let reaches =
+                starts.first() == Some(&address) && starts.last().map(end) == Some(address + bytes);
+            if !reaches {
                 return Err(Refused::invalid_value(format_args!(
-                    "{mapped} of {bytes} bytes are mapped: set access takes no hole"
+                    "{address:#x} and {bytes} bytes do not begin and end with a mapping"
                 )));
             }
             state.check_grantees(&starts, grants)?;
@@ -56,7 +60,7 @@ impl Sim {
                 if let Location::Device(device) = location {
                     state.device(device)?;
                 }
-                Ok(region.access.get(location))
+                Ok(region.access.get(state.answers_for(region, location)))
             }
             _ => Err(no_chunk_at(address)),
         })
@@ -64,6 +68,20 @@ impl Sim {
 }
 
 impl State {
+    /// Whose access get access tells: asked for the host, it tells that of the memory's own device
+    /// (row D-N6). Nobody can grant device memory to the host (row D-A3).
+    fn answers_for(&self, region: &Region, asked: Location) -> Location {
+        match (asked, region.backing) {
+            (Location::Host, Backing::Chunk { physical, .. }) => {
+                match self.physical[physical].props.location {
+                    home @ Location::Device(_) => home,
+                    Location::Host | Location::HostNuma(_) => asked,
+                }
+            }
+            _ => asked,
+        }
+    }
+
     /// Books a mapping of `home`'s memory that `device` may use, or takes it off the books.
     pub(super) fn count_peer(&mut self, home: Location, device: DeviceId, alive: bool) {
         let Some(owner) = home.device().filter(|owner| *owner != device) else { return };

@@ -16,6 +16,9 @@ use crate::types::{ChunkProps, DeviceAttribute, GranularityKind, HandleTypes, Lo
 /// The most devices a simulated machine has.
 pub const DEVICES_MAX: usize = 16;
 
+/// Streams of one device that were made before one waited, on the measured machine (row D-N2).
+const STREAM_SLOTS: usize = 34;
+
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
@@ -98,6 +101,7 @@ pub(super) struct Config {
     pub(super) seed: u64,
     pub(super) driver_version: u32,
     pub(super) context_bytes: u64,
+    pub(super) stream_slots: usize,
     pub(super) honour_hints: bool,
     pub(super) time: TimeMode,
     pub(super) blocked_limit: Duration,
@@ -173,6 +177,7 @@ impl SimBuilder {
             seed: 0,
             driver_version: 13000,
             context_bytes: 0,
+            stream_slots: STREAM_SLOTS,
             honour_hints: true,
             time: TimeMode::Instant,
             blocked_limit: Duration::from_secs(20),
@@ -296,6 +301,14 @@ impl SimBuilder {
     /// to the last byte.
     pub fn context_bytes(mut self, bytes: u64) -> SimBuilder {
         self.config.context_bytes = bytes;
+        self
+    }
+
+    /// How many streams a device's context has room for at first. Making one more waits for all
+    /// work of the device, held streams included, and makes room for 32 (row D-N2). Default 34, as
+    /// was measured; `usize::MAX` never waits.
+    pub fn stream_slots(mut self, count: usize) -> SimBuilder {
+        self.config.stream_slots = count;
         self
     }
 

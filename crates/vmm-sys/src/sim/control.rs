@@ -2,6 +2,7 @@
 
 use super::answer::Answer;
 use super::fault::{FaultId, FaultPlan};
+use super::state::DeviceFault;
 use super::timeline::{HoldId, Op};
 use super::{Locked, Sim};
 use crate::call::Call;
@@ -81,11 +82,12 @@ impl Sim {
         self.state.lock().faults.fired()
     }
 
-    /// The device's context is lost, as if a kernel had gone wrong: every call in it fails with
-    /// `code` from now on.
+    /// The device's context is lost, and it alone: every call in it fails with `code` from now on.
+    /// (A kernel that faults takes the contexts of all devices along: row D-N8.)
     pub fn lose_context(&self, device: DeviceId, code: ResultCode) {
         let mut state = self.state.lock();
-        state.raise_fault(device, code, "lost by the test".to_owned());
+        let why = "lost by the test".to_owned();
+        state.set_fault(device, DeviceFault { code, why, reported: false, of_all: false });
         // Reporting is what makes it stick; the report itself has no reader here.
         let _ = state.report_fault(device);
         self.pump(&mut state);

@@ -38,6 +38,8 @@ pub(super) struct Context {
     pub(super) implicit: bool,
     /// What went wrong on the device (row D-M6).
     pub(super) fault: Option<DeviceFault>,
+    /// How many streams it has room for before it must make more (row D-N2).
+    pub(super) stream_slots: usize,
 }
 
 /// A sticky error.
@@ -47,6 +49,8 @@ pub(super) struct DeviceFault {
     pub(super) why: String,
     /// Whether a synchronising call reported it: from then on every call in the context does.
     pub(super) reported: bool,
+    /// Whether the report takes the contexts of all other devices along (row D-N8).
+    pub(super) of_all: bool,
 }
 
 impl DeviceFault {
@@ -176,10 +180,12 @@ impl State {
             return Ok(());
         }
         self.commit(Location::Device(device), self.config.context_bytes)?;
+        let stream_slots = self.config.stream_slots;
         let handle = ContextHandle(self.next_context);
         self.next_context += 0x1000;
         let entry = self.device_mut(device)?;
-        entry.context = Some(Context { handle, references: 0, implicit: false, fault: None });
+        entry.context =
+            Some(Context { handle, references: 0, implicit: false, fault: None, stream_slots });
         entry.contexts_made += 1;
         Ok(())
     }
@@ -208,14 +214,20 @@ impl State {
         self.devices.get(device.0 as usize)?.context.as_ref()?.fault.as_ref()
     }
 
-    /// The device faulted: nothing enqueued there runs any more. The first fault stays.
+    /// Work of the device faulted: nothing enqueued there runs any more, and once it is reported
+    /// no context of the process answers otherwise (row D-N8). The first fault stays.
     pub(super) fn raise_fault(&mut self, device: DeviceId, code: ResultCode, why: String) {
+        self.set_fault(device, DeviceFault { code, why, reported: false, of_all: true });
+    }
+
+    /// A fault of one device, if it has none yet.
+    pub(super) fn set_fault(&mut self, device: DeviceId, fault: DeviceFault) {
         let context =
             self.devices.get_mut(device.0 as usize).and_then(|device| device.context.as_mut());
         if let Some(context) = context
             && context.fault.is_none()
         {
-            context.fault = Some(DeviceFault { code, why, reported: false });
+            context.fault = Some(fault);
         }
     }
 
@@ -223,13 +235,15 @@ impl State {
     pub(super) fn report_fault(&mut self, device: DeviceId) -> Answer<()> {
         let context =
             self.devices.get_mut(device.0 as usize).and_then(|device| device.context.as_mut());
-        match context.and_then(|context| context.fault.as_mut()) {
-            Some(fault) => {
-                fault.reported = true;
-                Err(fault.refusal())
+        let Some(fault) = context.and_then(|context| context.fault.as_mut()) else { return Ok(()) };
+        fault.reported = true;
+        let fault = fault.clone();
+        if fault.of_all {
+            for other in (0..self.devices.len() as u32).map(DeviceId) {
+                self.set_fault(other, fault.clone());
             }
-            None => Ok(()),
         }
+        Err(fault.refusal())
     }
 
     // ---- threads ----

@@ -21,6 +21,8 @@ use crate::types::{DeviceId, EventHandle, PinnedAddress, StreamHandle, StreamId}
 /// Handle values look like pointers and are made from an index.
 const HANDLE_BASE: u64 = 0x5712_0000_0000;
 const HANDLE_STEP: u64 = 0x80;
+/// How many more streams a context has room for each time that it ran out of it.
+const STREAM_SLOTS_STEP: usize = 32;
 
 fn handle_of(index: usize) -> StreamHandle {
     StreamHandle(HANDLE_BASE + index as u64 * HANDLE_STEP)
@@ -81,6 +83,14 @@ impl State {
 
     pub(super) fn stream_device(&self, id: u64) -> Option<DeviceId> {
         self.timeline.streams.get(&id).map(|stream| stream.device)
+    }
+
+    /// Streams of the device that were created and not destroyed.
+    fn created_streams(&self, device: DeviceId) -> usize {
+        let created = |stream: &&Stream| {
+            stream.device == device && matches!(stream.kind, StreamKind::Created { .. })
+        };
+        self.timeline.streams.values().filter(created).count()
     }
 
     fn destroy_stream(&mut self, handle: StreamHandle) -> Answer<()> {
@@ -169,12 +179,30 @@ impl Sim {
     /// destroyed last comes back first (row D-S1).
     pub(super) fn do_stream_create(&self, device: DeviceId) -> DriverResult<StreamHandle> {
         self.call_on(Call::StreamCreate, device, |state| {
+            self.make_room_for_stream(state, device)?;
             let index = state.timeline.handles.vacant_key();
             let handle = handle_of(index);
             let id = state.add_stream(device, StreamKind::Created { handle });
             state.timeline.handles.insert(id);
             Ok(handle)
         })
+    }
+
+    /// A context that has no room for one more stream waits for all work of its device before it
+    /// makes some (row D-N2); the room stays when streams are destroyed.
+    fn make_room_for_stream(&self, state: &mut Locked<'_>, device: DeviceId) -> Answer<()> {
+        let slots = |state: &State| {
+            let context = state.devices.get(device.0 as usize)?.context.as_ref()?;
+            Some(context.stream_slots)
+        };
+        if slots(state).is_none_or(|slots| state.created_streams(device) < slots) {
+            return Ok(());
+        }
+        self.drain_device(state, device)?;
+        if let Some(context) = &mut state.device_mut(device)?.context {
+            context.stream_slots += STREAM_SLOTS_STEP;
+        }
+        Ok(())
     }
 
     /// Returns at once; queued work goes on.

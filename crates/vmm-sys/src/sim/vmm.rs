@@ -43,6 +43,14 @@ impl Sim {
                     "alignment {align_bytes} is no power of two"
                 )));
             }
+            if !hint.is_multiple_of(granularity) {
+                // Taken hints are moved, crooked ones are refused (row D-R4).
+                return Err(Refused::invalid_value(explain::alignment(
+                    Some(hint),
+                    bytes,
+                    granularity,
+                )));
+            }
             let hint = (hint != 0 && state.config.honour_hints).then_some(hint);
             let fits = bytes <= state.config.max_reservation_bytes;
             let align = align_bytes.max(granularity);

@@ -1,11 +1,13 @@
 //! D-H and D-F: how long handles, memory and ranges live.
 
-use crate::error::ResultCode;
+use crate::error::{DriverResult, ResultCode};
+use crate::types::{ChunkHandle, DriverKind};
 
 use super::super::bench::Bench;
-use super::super::check::{near, refused, same};
-use super::super::outcome::Outcome;
-use super::super::scratch::WORD;
+use super::super::check::{answer, near, refused, same};
+use super::super::outcome::{Outcome, Stop};
+use super::super::row::Case;
+use super::super::scratch::{Scratch, WORD};
 
 const INVALID: ResultCode = ResultCode::INVALID_VALUE;
 
@@ -89,5 +91,55 @@ pub(super) fn d_f1(bench: &Bench) -> Outcome {
         s.address_free(address, bytes)?;
         refused("a second time", s.address_free(address, bytes), INVALID)?;
         Ok(String::new())
+    })
+}
+
+/// The signal of a process that follows a wild pointer.
+const SEGV: i32 = 11;
+
+/// What D-N5 does with a value that no create, retain or import gave out.
+pub(super) const N5_CASES: &[Case] = &[
+    Case::ends_by("release of a value never given out", SEGV),
+    Case::ends_by("map of a value never given out", SEGV),
+];
+
+/// D-N5: the driver follows a handle without a look, so a wrong one ends the process; the simulated
+/// device follows none, and refuses.
+pub(super) fn d_n5(bench: &Bench) -> Outcome {
+    bench.check(|s| {
+        // A small number: no memory of a process is there.
+        let result = use_dead(s, ChunkHandle(0x1234_5670), bench.case() == 0)?;
+        match s.driver().kind() {
+            DriverKind::Sim => refused("a value never given out", result, INVALID)?,
+            DriverKind::Cuda => {
+                let came = answer(&result);
+                let text = format!("expected the end of the process by signal {SEGV}, got {came}");
+                return Err(Stop::Failed(text));
+            }
+        }
+        Ok(String::new())
+    })
+}
+
+/// What D-N13 does with a handle whose memory is gone.
+pub(super) const N13_CASES: &[Case] =
+    &[Case::any("released again, nothing mapped"), Case::any("mapped, nothing mapped before")];
+
+/// D-N13: handles whose memory is gone. What comes may depend on what lies there by then.
+pub(super) fn d_n13(bench: &Bench) -> Outcome {
+    bench.observe(|s| {
+        let stale = s.chunk(s.g(), s.device())?;
+        s.release(stale)?;
+        Ok(answer(&use_dead(s, stale, bench.case() == 0)?))
+    })
+}
+
+/// Releases or maps a handle that is not live.
+fn use_dead(s: &Scratch<'_>, chunk: ChunkHandle, release: bool) -> DriverResult<DriverResult<()>> {
+    let address = s.range(s.g())?;
+    // SAFETY: the handle is not live, which is the question. The rows that ask run where nothing
+    // else does: in a child process, or on a simulated device, which follows no handle.
+    Ok(unsafe {
+        if release { s.driver().release(chunk) } else { s.driver().map(address, s.g(), 0, chunk) }
     })
 }

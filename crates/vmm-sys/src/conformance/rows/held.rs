@@ -1,13 +1,14 @@
-//! D-V7 and D-N1 to D-N3: which calls wait while one stream is held.
+//! D-V7, D-N1, D-N3: which calls wait while one stream is held.
 
 use std::time::{Duration, Instant};
 
 use crate::error::DriverResult;
-use crate::types::{CaptureMode, DeviceId, HandleTypes, ProbeKernel, StreamHandle};
-use crate::types::{ChunkProps, Transfer};
+use crate::types::{
+    CaptureMode, ChunkProps, DeviceId, DriverKind, HandleTypes, ProbeKernel, StreamHandle, Transfer,
+};
 
 use super::super::bench::Bench;
-use super::super::check::{answer, ensure, same};
+use super::super::check::{Answers, answer, ensure, same};
 use super::super::gate::{Gate, hold_limit};
 use super::super::outcome::{Outcome, Step};
 use super::super::row::Case;
@@ -70,129 +71,120 @@ fn zeroed(s: &Scratch<'_>, address: u64, bytes: u64) -> DriverResult<u64> {
     Ok(address)
 }
 
-/// Long enough that no call takes it by itself, short enough for a list of calls that do wait.
-const SHORT_HOLD: Duration = Duration::from_millis(400);
+/// How long a stream is held for a call that is expected to wait for it: longer than any call takes
+/// by itself. A call that is expected not to wait has [`hold_limit`], so that a busy machine cannot
+/// make it look as if it waited.
+pub(super) fn short_hold(s: &Scratch<'_>) -> Duration {
+    match s.driver().kind() {
+        DriverKind::Cuda => Duration::from_millis(400),
+        DriverKind::Sim => Duration::from_millis(50),
+    }
+}
 
-/// Times one call while a stream of `held_on` is held; the stream is let go afterwards.
-fn timed<T>(
-    s: &Scratch<'_>,
+/// Calls on one device, each beside a stream that is held for it alone.
+struct Beside<'s> {
+    s: &'s Scratch<'s>,
     held_on: DeviceId,
-    name: &str,
-    call: impl FnOnce() -> DriverResult<T>,
-) -> Step<String> {
-    let stream = s.stream(held_on)?;
-    let mut gate = Gate::close(s, held_on, stream, SHORT_HOLD)?;
-    let begin = Instant::now();
-    let result = call();
-    let us = begin.elapsed().as_secs_f64() * 1e6;
-    let waits = gate.timed_out();
-    gate.open();
-    s.synchronize(held_on, stream)?;
-    let verdict = if waits { "WAITS" } else { "does not wait" };
-    Ok(format!("{name}: {verdict}, {us:.0} us, {}", answer(&result)))
+    held: StreamHandle,
+    /// The calls that wait; all others do not.
+    waiting: &'static [&'static str],
+    answers: Answers,
+}
+
+impl Beside<'_> {
+    /// One call: whether it waits, its answer, and its time, which is a note.
+    fn call(&mut self, name: &str, call: impl FnOnce() -> DriverResult<()>) -> Step<()> {
+        let (s, waits) = (self.s, self.waiting.contains(&name));
+        let limit = if waits { short_hold(s) } else { hold_limit(s) };
+        let mut gate = Gate::close(s, self.held_on, self.held, limit)?;
+        let begin = Instant::now();
+        let result = call();
+        let us = begin.elapsed().as_secs_f64() * 1e6;
+        let waited = gate.timed_out();
+        gate.open();
+        s.synchronize(self.held_on, self.held)?;
+        let verdict = |waits: bool| if waits { "waits" } else { "does not wait" };
+        let came = format!("{}, {}", verdict(waited), answer(&result));
+        let expected = format!("{}, OK", verdict(waits));
+        self.answers.expect(format_args!("{name} ({us:.0} us)"), came, &expected);
+        Ok(())
+    }
 }
 
 /// Each call of a list, on `device`, while a stream of `held_on` is held.
-fn calls_while_held(s: &Scratch<'_>, held_on: DeviceId, device: DeviceId) -> Step<Vec<String>> {
+fn calls_beside(
+    s: &Scratch<'_>,
+    held_on: DeviceId,
+    device: DeviceId,
+    waiting: &'static [&'static str],
+) -> Step<String> {
+    let held = s.stream(held_on)?;
+    let mut beside = Beside { s, held_on, held, waiting, answers: Answers::default() };
+    memory_beside(s, device, &mut beside)?;
+    work_beside(s, device, &mut beside)?;
+    beside.answers.told()
+}
+
+fn memory_beside(s: &Scratch<'_>, device: DeviceId, beside: &mut Beside<'_>) -> Step<()> {
     let g = s.g();
-    let time = |lines: &mut Vec<String>, name: &str, call: &dyn Fn() -> DriverResult<()>| {
-        lines.push(timed(s, held_on, name, call)?);
-        Ok::<(), super::super::outcome::Stop>(())
-    };
-    let mut lines = Vec::new();
     let address = s.range(2 * g)?;
     let chunk = s.chunk(g, device)?;
     let open = s.buffer(g, device, &[device])?;
-    let stream = s.stream(device)?;
-    let event = s.event(device)?;
-    s.run_kernel(device, ProbeKernel::FillWords { dst: open, words: 16, value: 0 })?;
-
-    time(&mut lines, "reserve", &|| s.range(g).map(drop))?;
-    time(&mut lines, "create", &|| s.chunk(g, device).map(drop))?;
-    time(&mut lines, "map", &|| s.map(address, g, 0, chunk))?;
-    time(&mut lines, "set access", &|| s.grant(address, g, &[device]))?;
-    time(&mut lines, "unmap", &|| s.unmap(address, g))?;
-    time(&mut lines, "release", &|| s.release(chunk))?;
-    time(&mut lines, "free the range", &|| s.address_free(address, 2 * g))?;
+    beside.call("reserve", || s.range(g).map(drop))?;
+    beside.call("create", || s.chunk(g, device).map(drop))?;
+    beside.call("map", || s.map(address, g, 0, chunk))?;
+    beside.call("set access", || s.grant(address, g, &[device]))?;
+    beside.call("unmap", || s.unmap(address, g))?;
+    beside.call("release", || s.release(chunk))?;
+    beside.call("free the range", || s.address_free(address, 2 * g))?;
     let exportable =
         ChunkProps { handle_types: HandleTypes::POSIX_FD, ..ChunkProps::on_device(device) };
     let chunk = s.create(g, &exportable)?;
-    time(&mut lines, "export", &|| s.export_fd(chunk).map(drop))?;
-    time(&mut lines, "free memory query", &|| s.driver().mem_info(device).map(drop))?;
-    time(&mut lines, "pointer query", &|| s.driver().pointer_info(open).map(drop))?;
+    beside.call("export", || s.export_fd(chunk).map(drop))?;
+    beside.call("free memory query", || s.driver().mem_info(device).map(drop))?;
+    beside.call("pointer query", || s.driver().pointer_info(open).map(drop))?;
     let allocation = s.mem_alloc(device, g)?;
-    time(&mut lines, "cuMemAlloc", &|| s.mem_alloc(device, g).map(drop))?;
-    time(&mut lines, "cuMemFree", &|| s.mem_free(device, allocation))?;
-    time(&mut lines, "page-locked alloc", &|| s.pinned_word(device).map(drop))?;
-    time(&mut lines, "make a stream", &|| s.stream(device).map(drop))?;
-    let gone = s.stream(device)?;
-    time(&mut lines, "destroy a stream", &|| s.destroy_stream(device, gone))?;
-    time(&mut lines, "make an event", &|| s.event(device).map(drop))?;
-    time(&mut lines, "record", &|| s.record(device, event, stream))?;
-    time(&mut lines, "event synchronise", &|| s.wait_event(device, event))?;
+    beside.call("cuMemAlloc", || s.mem_alloc(device, g).map(drop))?;
+    beside.call("cuMemFree", || s.mem_free(device, allocation))?;
+    beside.call("page-locked alloc", || s.pinned_word(device).map(drop))
+}
+
+fn work_beside(s: &Scratch<'_>, device: DeviceId, beside: &mut Beside<'_>) -> Step<()> {
+    let open = s.buffer(s.g(), device, &[device])?;
+    let stream = s.stream(device)?;
+    let event = s.event(device)?;
     let kernel = ProbeKernel::FillWords { dst: open, words: 16, value: 0 };
-    time(&mut lines, "launch", &|| s.launch(device, kernel, stream))?;
-    time(&mut lines, "stream synchronise, another", &|| s.synchronize(device, stream))?;
-    time(&mut lines, "launch on the legacy stream", &|| {
-        s.launch(device, kernel, StreamHandle::LEGACY)
-    })?;
-    time(&mut lines, "copy out", &|| s.read(device, open, 64).map(drop))?;
-    time(&mut lines, "copy in", &|| s.write(device, open, &[0; 64]))?;
-    time(&mut lines, "fill", &|| s.fill(device, open, 0, 64))?;
-    time(&mut lines, "capture, instantiate", &|| {
+    // Its first launch is the business of D-N16.
+    s.run_kernel(device, kernel)?;
+    beside.call("make a stream", || s.stream(device).map(drop))?;
+    let gone = s.stream(device)?;
+    beside.call("destroy a stream", || s.destroy_stream(device, gone))?;
+    beside.call("make an event", || s.event(device).map(drop))?;
+    beside.call("record", || s.record(device, event, stream))?;
+    beside.call("event synchronise", || s.wait_event(device, event))?;
+    beside.call("launch", || s.launch(device, kernel, stream))?;
+    beside.call("stream synchronise, another", || s.synchronize(device, stream))?;
+    beside
+        .call("launch on the legacy stream", || s.launch(device, kernel, StreamHandle::LEGACY))?;
+    beside.call("copy out", || s.read(device, open, 64).map(drop))?;
+    beside.call("copy in", || s.write(device, open, &[0; 64]))?;
+    beside.call("fill", || s.fill(device, open, 0, 64))?;
+    beside.call("capture, instantiate", || {
         s.capture_begin(device, stream, CaptureMode::Relaxed)?;
         s.launch(device, kernel, stream)?;
         let graph = s.capture_end(device, stream)?;
         s.instantiate(device, graph).map(drop)
     })?;
-    time(&mut lines, "device synchronise", &|| s.driver().device_synchronize(device))?;
-    Ok(lines)
+    beside.call("device synchronise", || s.driver().device_synchronize(device))
 }
 
 /// D-N1: each call beside a held stream of the same device.
 pub(super) fn d_n1(bench: &Bench) -> Outcome {
-    bench.observe(|s| Ok(calls_while_held(s, s.device(), s.device())?.join("\n")))
+    const WAITING: &[&str] = &["cuMemFree", "device synchronise"];
+    bench.check(|s| calls_beside(s, s.device(), s.device(), WAITING))
 }
 
 /// D-N3: each call beside a held stream of the other device.
 pub(super) fn d_n3(bench: &Bench) -> Outcome {
-    bench.observe(|s| Ok(calls_while_held(s, s.peer()?, s.device())?.join("\n")))
-}
-
-/// Where D-N2 holds its stream, each in a place of its own.
-pub(super) const N2_CASES: &[Case] = &[Case::any("same device"), Case::any("other device")];
-
-/// D-N2: streams are made and used for the first time while one is held. A program that did so
-/// hung once; this row runs where a hang ends with its process.
-pub(super) fn d_n2(bench: &Bench) -> Outcome {
-    bench.observe(|s| {
-        const STREAMS: u32 = 40;
-        let (g, device) = (s.g(), s.device());
-        let held_on = if bench.case() == 0 { device } else { s.peer()? };
-        let target = s.buffer(g, device, &[device])?;
-        s.fill_words(device, target, 16, 0)?;
-        let held = s.stream(held_on)?;
-        let mut gate = Gate::close(s, held_on, held, hold_limit(s))?;
-        let begin = Instant::now();
-        let mut first_wait = None;
-        for index in 0..STREAMS {
-            bench.say(&format!("making stream {index}"));
-            let stream = s.stream(device)?;
-            if gate.timed_out() {
-                first_wait = first_wait.or(Some(format!("making stream {index}")));
-            }
-            bench.say(&format!("launching on stream {index}"));
-            let kernel = ProbeKernel::FillWords { dst: target, words: 16, value: index };
-            s.launch(device, kernel, stream)?;
-            if gate.timed_out() {
-                first_wait = first_wait.or(Some(format!("the launch on stream {index}")));
-            }
-        }
-        let us = begin.elapsed().as_secs_f64() * 1e6;
-        bench.say("opening the gate");
-        gate.open();
-        s.synchronize(held_on, held)?;
-        let verdict = first_wait.map_or("none waited".to_owned(), |call| call + " waited");
-        Ok(format!("{STREAMS} streams made and launched on: {verdict}, {us:.0} us in all"))
-    })
+    bench.check(|s| calls_beside(s, s.peer()?, s.device(), &[]))
 }

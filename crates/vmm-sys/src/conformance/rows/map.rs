@@ -4,7 +4,7 @@ use crate::error::{DriverResult, ResultCode};
 use crate::types::{ProbeKernel, Transfer};
 
 use super::super::bench::Bench;
-use super::super::check::refused;
+use super::super::check::{Answers, answer, refused};
 use super::super::outcome::{Outcome, Step};
 use super::super::row::Case;
 use super::super::scratch::{Scratch, WORD};
@@ -33,25 +33,28 @@ pub(super) fn d_m1(bench: &Bench) -> Outcome {
     })
 }
 
-/// D-M2: addresses at which nothing can be mapped.
+/// D-M2: addresses at which nothing can be mapped. Past the end of a range: D-N9.
 pub(super) fn d_m2(bench: &Bench) -> Outcome {
     bench.check(|s| {
         let g = s.g();
         let bytes = 4 * g;
         let address = s.range(bytes)?;
-        let freed = s.range(bytes)?;
-        s.address_free(freed, bytes)?;
         let chunk = s.chunk(2 * g, s.device())?;
+        let mut answers = Answers::default();
         for (what, place) in [
-            ("between two multiples of the granularity", address + g / 512),
-            ("past the end", address + bytes - g),
-            ("in a range that was freed", freed),
+            ("4 KiB off the granularity", address + g / 512),
+            ("half a granule off", address + g / 2),
             ("in the first pages, which no range covers", 4 * g),
         ] {
-            refused(what, s.map(place, 2 * g, 0, chunk), INVALID)?;
+            let came = s.map(place, 2 * g, 0, chunk);
+            answers.expect(what, answer(&came), &INVALID.to_string());
         }
+        let text = answers.told()?;
+        // Nothing was left behind in the range.
+        s.map(address, 2 * g, 0, chunk)?;
+        s.unmap(address, 2 * g)?;
         s.map(address + bytes - 2 * g, 2 * g, 0, chunk)?;
-        Ok(String::new())
+        Ok(text)
     })
 }
 

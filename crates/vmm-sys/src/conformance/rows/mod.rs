@@ -1,14 +1,19 @@
 //! The table of contents: every row of `docs/DRIVER.md`, in its order.
 
 mod access;
+mod broken;
 mod capture;
+mod context;
+mod cost;
 mod create;
 mod export;
 mod handle;
 mod held;
+mod holes;
 mod map;
 mod moves;
-mod observe;
+mod new_streams;
+mod past_end;
 mod pointer;
 mod reserve;
 mod stream;
@@ -48,6 +53,7 @@ impl Row {
 const ONE: Needs = Needs::DEVICE;
 const TWO: Needs = Needs::PEER;
 const OWN: Needs = Needs::OWN_DRIVER;
+const TWO_OWN: Needs = Needs::PEER_OWN_DRIVER;
 const PROCESS: Needs = Needs::PROCESS;
 
 /// Every row, once, in the order of the table.
@@ -84,6 +90,7 @@ pub const ROWS: &[Row] = &[
     check("D-A6", "access", "a remap starts with none", ONE, access::d_a6),
     check("D-A7", "access", "a peer needs only the grant", TWO, access::d_a7),
     check("D-A8", "access", "the current context decides", TWO, access::d_a8),
+    check("D-A9", "access", "a hole between two mappings is skipped", ONE, access::d_a9),
     check("D-U1", "unmap", "parts of a mapping are refused", ONE, unmap::d_u1),
     check("D-U2", "unmap", "holes are no matter", ONE, unmap::d_u2),
     check("D-U3", "unmap", "several mappings in one call", ONE, unmap::d_u3),
@@ -117,13 +124,28 @@ pub const ROWS: &[Row] = &[
     check("D-V7", "move", "a held stream holds nobody else", ONE, held::d_v7)
         .with_cases(held::V7_CASES),
     check("D-K1", "fork", "a forked child has no driver", ONE, stream::d_k1),
-    observe("D-N1", "calls beside a held stream", ONE, held::d_n1),
-    observe("D-N2", "new streams beside a held one", OWN, held::d_n2)
-        .with_cases(held::N2_CASES),
-    observe("D-N3", "calls beside the other device's held stream", TWO, held::d_n3),
-    observe("D-N4", "VMM calls without a context", ONE, observe::d_n4),
-    observe("D-N5", "handles that name nothing", OWN, observe::d_n5).with_cases(observe::N5_CASES),
-    observe("D-N6", "what get access says", ONE, observe::d_n6),
-    observe("D-N7", "one call over many chunks", ONE, observe::d_n7),
-    observe("D-N8", "VMM calls after a fault", OWN, observe::d_n8),
+    check("D-N1", "held", "calls beside a held stream", ONE, held::d_n1),
+    check("D-N2", "held", "new streams beside a held one", OWN, new_streams::d_n2)
+        .with_cases(new_streams::N2_CASES),
+    check("D-N3", "held", "calls beside the other device's held stream", TWO, held::d_n3),
+    check("D-N4", "context", "VMM calls without a context", ONE, context::d_n4),
+    check("D-N5", "handle", "handles never given out are followed", OWN, handle::d_n5)
+        .with_cases(handle::N5_CASES),
+    check("D-N6", "access", "what get access says", ONE, access::d_n6),
+    observe("D-N7", "one call over many chunks", ONE, cost::d_n7),
+    check("D-N8", "fault", "VMM calls after a fault", OWN, broken::d_n8),
+    observe("D-N9", "mappings past the end of a range", OWN, past_end::d_n9)
+        .with_cases(past_end::N9_CASES),
+    observe("D-N10", "set access over holes and halves", OWN, holes::d_n10)
+        .with_cases(holes::N10_CASES),
+    observe("D-N11", "which hints are kept", ONE, reserve::d_n11),
+    observe("D-N12", "whom get access means by the host", ONE, access::d_n12),
+    observe("D-N13", "handles whose memory is gone", OWN, handle::d_n13)
+        .with_cases(handle::N13_CASES),
+    observe("D-N14", "the other device after a fault", TWO_OWN, broken::d_n14)
+        .with_cases(broken::N14_CASES),
+    observe("D-N15", "which new streams wait beside a held one", OWN, new_streams::d_n15)
+        .with_cases(new_streams::N15_CASES),
+    observe("D-N16", "first uses beside a held stream", OWN, new_streams::d_n16),
+    observe("D-N17", "as D-N9, in the suite's process", ONE, past_end::d_n17),
 ];

@@ -3,7 +3,7 @@
 use crate::error::{DriverResult, ResultCode};
 
 use super::super::bench::Bench;
-use super::super::check::{ensure, granted, refused, same, skip};
+use super::super::check::{Answers, ensure, granted, refused, same, skip};
 use super::super::outcome::{Outcome, Step};
 use super::super::scratch::{Scratch, WORD};
 
@@ -40,19 +40,20 @@ pub(super) fn d_r3(bench: &Bench) -> Outcome {
     })
 }
 
-/// D-R4: a hint that cannot be kept is no error.
+/// D-R4: a hint that is taken is no error; one off the granularity is.
 pub(super) fn d_r4(bench: &Bench) -> Outcome {
     bench.check(|s| {
         let bytes = 4 * s.g();
         let taken = s.range(bytes)?;
-        // The whole of it, its middle, and an address that no range can start at.
-        for hint in [taken, taken + s.g(), taken + s.g() / 512] {
+        for hint in [taken, taken + s.g(), taken + bytes - s.g()] {
             let other = granted(format_args!("hint {hint:#x}"), s.address_reserve(bytes, 0, hint))?;
             ensure(other.abs_diff(taken) >= bytes, || {
                 format!("hint {hint:#x}: {other:#x} overlaps the range at {taken:#x}")
             })?;
             same(format_args!("{other:#x} modulo the granularity"), other % s.g(), 0)?;
         }
+        let off = s.address_reserve(bytes, 0, taken + s.g() / 512);
+        refused("a hint 4 KiB off the granularity", off, INVALID)?;
         Ok(String::new())
     })
 }
@@ -121,5 +122,62 @@ pub(super) fn d_r7(bench: &Bench) -> Outcome {
         }
         granted("a range after all were freed", s.range(BYTES))?;
         Ok(format!("{count} ranges of 4 TiB"))
+    })
+}
+
+/// What came of a hint, in words; the range is freed again.
+pub(super) fn try_hint(
+    s: &Scratch<'_>,
+    bytes: u64,
+    align: u64,
+    hint: u64,
+) -> DriverResult<&'static str> {
+    match s.address_reserve(bytes, align, hint) {
+        Ok(address) => {
+            s.address_free(address, bytes)?;
+            Ok(if address == hint { "kept" } else { "moved" })
+        }
+        Err(error) if error.code() == INVALID => Ok("INVALID_VALUE"),
+        Err(error) if error.code() == ResultCode::OUT_OF_MEMORY => Ok("OUT_OF_MEMORY"),
+        Err(error) => Err(error),
+    }
+}
+
+/// D-N11: which hints are kept, which are moved, and which are refused.
+pub(super) fn d_n11(bench: &Bench) -> Outcome {
+    bench.observe(|s| {
+        let g = s.g();
+        let taken = s.range(4 * g)?;
+        let large = s.range(64 * g)?;
+        s.address_free(large, 64 * g)?;
+        // In the middle of addresses that were free a moment ago.
+        let free = large + 16 * g;
+        let host = Box::new(0_u8);
+        let on_host = std::ptr::from_ref(&*host).addr() as u64 / g * g;
+        let mut answers = Answers::default();
+        for (what, align, hint) in [
+            ("free", 0, free),
+            ("free, 1 byte off", 0, free + 1),
+            ("free, 4 KiB off", 0, free + (4 << 10)),
+            ("free, 64 KiB off", 0, free + (64 << 10)),
+            ("free, half a granule off", 0, free + g / 2),
+            ("free, on the granularity, off an alignment of 512 granules", 512 * g, {
+                free.next_multiple_of(512 * g) + g
+            }),
+            ("taken, 64 KiB off", 0, taken + (64 << 10)),
+            ("taken, half a granule off", 0, taken + g / 2),
+            ("the end of a range", 0, taken + 4 * g),
+            ("half in a range", 0, taken - g),
+            ("the first pages", 0, 4 * g),
+            ("4 KiB", 0, 4 << 10),
+            ("host memory", 0, on_host),
+            ("2^46", 0, 1 << 46),
+            ("2^47", 0, 1 << 47),
+            ("2^56", 0, 1 << 56),
+            ("2^64 - a granule", 0, u64::MAX - g + 1),
+        ] {
+            answers.note(what, try_hint(s, 2 * g, align, hint)?);
+        }
+        answers.told()
     })
 }

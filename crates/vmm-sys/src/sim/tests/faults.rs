@@ -171,6 +171,7 @@ fn a_lost_context_fails_every_call_until_it_is_made_anew() {
     ] {
         assert_eq!(result, Code::ECC_UNCORRECTABLE);
     }
+    assert!(sim.mem_info(D1).is_ok(), "the other device is not lost");
     // What was queued never runs.
     assert_eq!(sim.ledger_summary().pending_work, 0);
     sim.reset_context(D0);

@@ -23,7 +23,10 @@ fn reserve_answers_as_measured() {
     assert_eq!(sim.address_reserve(G, 0, aligned + G).unwrap(), aligned + G);
     let elsewhere = sim.address_reserve(G, 0, aligned).unwrap();
     assert_ne!(elsewhere, aligned);
-    assert!(sim.address_reserve(G, 0, 0x1234).is_ok());
+    for crooked in [0x1234, aligned + 4096, aligned + G / 2] {
+        assert_eq!(code(sim.address_reserve(G, 0, crooked)), Code::INVALID_VALUE, "{crooked:#x}");
+    }
+    assert!(sim.address_reserve(G, 0, G).is_ok(), "an address that no range can have");
     assert!(sim.address_reserve(16 << 40, 0, 0).is_ok());
 }
 
@@ -168,7 +171,9 @@ fn set_access_answers_as_measured() {
     let wide = sim.create(2 * G, &props(D0)).unwrap();
     sim.t_map(va, G, chunk).unwrap();
     sim.t_map(va + 2 * G, 2 * G, wide).unwrap();
-    assert_eq!(code(sim.set_access(va, 4 * G, &grant)), Code::INVALID_VALUE, "a hole");
+    assert_eq!(code(sim.set_access(va, 2 * G, &grant)), Code::INVALID_VALUE, "a hole at the end");
+    let from_hole = sim.set_access(va + G, 3 * G, &grant);
+    assert_eq!(code(from_hole), Code::INVALID_VALUE, "a hole at the start");
     assert_eq!(code(sim.set_access(va + 2 * G, G, &grant)), Code::INVALID_VALUE, "half");
     assert_eq!(code(sim.set_access(va + 3 * G, G, &grant)), Code::INVALID_VALUE, "half");
     assert_eq!(code(sim.set_access(va, G, &[])), Code::INVALID_VALUE);
@@ -180,6 +185,38 @@ fn set_access_answers_as_measured() {
     sim.t_map(va + G, G, alias).unwrap();
     assert!(sim.set_access(va, 4 * G, &grant).is_ok(), "several whole mappings");
     assert!(sim.set_access(va, 4 * G, &[AccessGrant::read_write(D1)]).is_ok(), "no peer enabling");
+}
+
+#[test]
+fn a_hole_between_two_mappings_is_skipped_and_inherits_nothing() {
+    let sim = sim();
+    let own = Location::Device(D0);
+    let grant = [AccessGrant::read_write(D0)];
+    let va = sim.address_reserve(4 * G, 0, 0).unwrap();
+    let chunk = sim.create(G, &props(D0)).unwrap();
+    for place in [0, 3 * G] {
+        sim.t_map(va + place, G, chunk).unwrap();
+    }
+    sim.set_access(va, 4 * G, &grant).unwrap();
+    sim.t_map(va + G, G, chunk).unwrap();
+    let says = [0, G, 3 * G].map(|place| sim.get_access(va + place, own).unwrap());
+    assert_eq!(says, [Access::ReadWrite, Access::None, Access::ReadWrite]);
+    assert_eq!(code(sim.get_access(va + 2 * G, own)), Code::INVALID_VALUE);
+}
+
+#[test]
+fn asked_for_the_host_get_access_tells_the_memorys_own_device() {
+    let sim = sim();
+    let asked = |address, location| sim.get_access(address, location).unwrap();
+    for (home, other) in [(D0, D1), (D1, D0)] {
+        let (va, _) = sim.t_mapped(home, G);
+        assert_eq!(asked(va, Location::Host), Access::ReadWrite);
+        assert_eq!(asked(va, Location::HostNuma(0)), Access::None);
+        assert_eq!(asked(va, Location::Device(other)), Access::None);
+        let location = Location::Device(home);
+        sim.set_access(va, G, &[AccessGrant { location, access: Access::None }]).unwrap();
+        assert_eq!(asked(va, Location::Host), Access::None);
+    }
 }
 
 #[test]

@@ -129,7 +129,6 @@ fn a_kernel_without_access_faults_at_the_next_wait_and_for_good() {
     assert_eq!(error.code(), Code::ILLEGAL_ADDRESS, "{error}");
     assert_eq!(code(sim.stream_create(D0)), Code::ILLEGAL_ADDRESS);
     assert_eq!(code(sim.mem_info(D0)), Code::ILLEGAL_ADDRESS);
-    assert!(sim.mem_info(D1).is_ok(), "another device's context is well");
     assert_eq!(sim.peek(va, 4).unwrap(), [0; 4]);
 
     // A thread with the lost context current gets it from every call.
@@ -138,6 +137,67 @@ fn a_kernel_without_access_faults_at_the_next_wait_and_for_good() {
     // SAFETY: the context is live.
     unsafe { sim.context_set_current(Some(context)) }.unwrap();
     assert_eq!(code(sim.address_reserve(G, 0, 0)), Code::ILLEGAL_ADDRESS);
+}
+
+#[test]
+fn a_reported_fault_takes_every_context_and_leaves_the_vmm_calls() {
+    let sim = sim();
+    let (nothing, theirs) = (sim.address_reserve(G, 0, 0).unwrap(), sim.t_mapped(D1, G));
+    let (stream, other) = (sim.stream_create(D0).unwrap(), sim.stream_create(D1).unwrap());
+    sim.t_launch(D0, fill(nothing, 1, 1), stream).unwrap();
+    sim.t_sync(D1, other).unwrap();
+    assert_eq!(code(sim.t_sync(D0, stream)), Code::ILLEGAL_ADDRESS);
+    for result in [
+        code(sim.device_synchronize(D1)),
+        code(sim.mem_info(D1)),
+        code(sim.t_launch(D1, fill(theirs.0, 1, 1), other)),
+        code(sim.mem_info(D0)),
+    ] {
+        assert_eq!(result, Code::ILLEGAL_ADDRESS);
+    }
+    sim.t_unmapped(theirs.0, G, theirs.1);
+    let (address, chunk) = sim.t_mapped(D1, G);
+    sim.t_unmapped(address, G, chunk);
+}
+
+#[test]
+fn a_stream_too_many_waits_for_the_work_of_its_device_alone() {
+    let sim = Sim::builder().devices(2).stream_slots(3).build();
+    let held = sim.stream_create(D0).unwrap();
+    let theirs: Vec<_> = (0..9).map(|_| sim.stream_create(D1).unwrap()).collect();
+    let hold = sim.hold(D0, held).unwrap();
+    let second = sim.stream_create(D0).unwrap();
+    sim.stream_create(D0).unwrap();
+    // SAFETY: the stream is live.
+    unsafe { sim.stream_destroy(D0, second) }.unwrap();
+    sim.stream_create(D0).unwrap();
+    let made = std::thread::scope(|scope| {
+        let maker = scope.spawn(|| sim.stream_create(D0));
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert!(!maker.is_finished(), "the fourth alive waits");
+        sim.stream_create(D1).unwrap();
+        sim.release_hold(hold);
+        maker.join().unwrap()
+    });
+    assert!(made.is_ok() && theirs.len() == 9);
+    // Room for 32 more was made: 35 in all, of which four are taken.
+    let hold = sim.hold(D0, held).unwrap();
+    for _ in 0..31 {
+        sim.stream_create(D0).unwrap();
+    }
+    sim.release_hold(hold);
+    let limited =
+        Sim::builder().stream_slots(1).blocked_limit(std::time::Duration::from_millis(20)).build();
+    let held = limited.stream_create(D0).unwrap();
+    let hold = limited.hold(D0, held).unwrap();
+    let error = limited.stream_create(D0).unwrap_err();
+    assert!(
+        error.code() == Code::LAUNCH_TIMEOUT && error.to_string().contains("a hold"),
+        "{error}"
+    );
+    assert_eq!(limited.ledger_summary().streams, 1);
+    limited.release_hold(hold);
+    limited.stream_create(D0).unwrap();
 }
 
 #[test]
@@ -212,12 +272,13 @@ fn a_wait_on_a_host_word_holds_the_stream_while_the_chunk_is_swapped() {
 fn nothing_else_waits_while_a_gate_holds_one_stream() {
     let sim = sim();
     let held = sim.stream_create(D0).unwrap();
+    let streams: Vec<_> = (0..40).map(|_| sim.stream_create(D0).unwrap()).collect();
     let (open, opened) = std::sync::mpsc::channel::<()>();
     let gate = Box::new(move || opened.recv().unwrap_or_default());
     // SAFETY: the stream is live.
     unsafe { sim.launch_host_function(D0, held, gate) }.unwrap();
     let (va, chunk) = sim.t_mapped(D0, G);
-    let streams: Vec<_> = (0..40).map(|_| sim.stream_create(D0).unwrap()).collect();
+    sim.stream_create(D0).unwrap();
     let event = sim.event_create(D0).unwrap();
     for stream in &streams {
         sim.t_launch(D0, fill(va, 4, 3), *stream).unwrap();
