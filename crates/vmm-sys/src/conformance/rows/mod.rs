@@ -138,8 +138,8 @@ pub const ROWS: &[Row] = &[
         .with_cases(past_end::N9_CASES),
     observe("D-N10", "set access over holes and halves", OWN, holes::d_n10)
         .with_cases(holes::N10_CASES),
-    observe("D-N11", "which hints are kept", ONE, reserve::d_n11),
-    observe("D-N12", "whom get access means by the host", ONE, access::d_n12),
+    observe("D-N11", "which hints are kept", OWN, reserve::d_n11),
+    observe("D-N12", "whom get access means by the host", OWN, access::d_n12),
     observe("D-N13", "handles whose memory is gone", OWN, handle::d_n13)
         .with_cases(handle::N13_CASES),
     observe("D-N14", "the other device after a fault", TWO_OWN, broken::d_n14)

@@ -79,17 +79,15 @@ fn sweep_around(
     let at = |n: i64| address.wrapping_add_signed(n * g as i64);
     let places = -16..granules + 64;
     answers.note("host mappings", host_mappings(s, at(-16), at(granules + 64)));
-    let across = try_map(s, at(granules - 1), 2 * g, wide)?;
+    let across = try_map(s, at(granules - 1), 2 * g, wide);
     answers.note("two granules across the end", across);
-    answers.note("two granules across the start", try_map(s, at(-1), 2 * g, wide)?);
-    let mapped = || -> DriverResult<Vec<_>> {
-        places.clone().map(|n| try_map(s, at(n), g, chunk)).collect()
-    };
-    answers.note("one granule at n", runs(-16, mapped()?));
+    answers.note("two granules across the start", try_map(s, at(-1), 2 * g, wide));
+    let mapped = || places.clone().map(|n| try_map(s, at(n), g, chunk)).collect::<Vec<_>>();
+    answers.note("one granule at n", runs(-16, mapped()));
     let hints: DriverResult<Vec<_>> =
         places.clone().map(|n| Ok(try_hint(s, g, 0, at(n))?.to_owned())).collect();
     answers.note("a hint at n", runs(-16, hints?));
-    answers.note("one granule at n, again", runs(-16, mapped()?));
+    answers.note("one granule at n, again", runs(-16, mapped()));
     Ok(())
 }
 
@@ -99,13 +97,13 @@ fn freed_neighbour(s: &Scratch<'_>, answers: &mut Answers) -> DriverResult<()> {
     let chunk = s.chunk(2 * g, s.device())?;
     let first = s.range(bytes)?;
     let seam = first + bytes;
-    answers.note("across the end, before", try_map(s, seam - g, 2 * g, chunk)?);
+    answers.note("across the end, before", try_map(s, seam - g, 2 * g, chunk));
     let second = s.address_reserve(bytes, 0, seam)?;
     answers.note("the neighbour's hint was", if second == seam { "kept" } else { "moved" });
-    answers.note("across the seam", try_map(s, seam - g, 2 * g, chunk)?);
+    answers.note("across the seam", try_map(s, seam - g, 2 * g, chunk));
     s.address_free(second, bytes)?;
-    answers.note("the neighbour freed: across the end", try_map(s, seam - g, 2 * g, chunk)?);
-    answers.note("wholly in what was freed", try_map(s, second + g, 2 * g, chunk)?);
+    answers.note("the neighbour freed: across the end", try_map(s, seam - g, 2 * g, chunk));
+    answers.note("wholly in what was freed", try_map(s, second + g, 2 * g, chunk));
     answers.note("host mappings", host_mappings(s, first, seam + bytes));
     Ok(())
 }
@@ -119,10 +117,10 @@ fn first_run(s: &Scratch<'_>, answers: &mut Answers) -> DriverResult<()> {
     answers.note("the second range is, in granules from the first", distance);
     s.address_free(freed, bytes)?;
     let chunk = s.chunk(2 * g, s.device())?;
-    answers.note("4 KiB off", try_map(s, address + g / 512, 2 * g, chunk)?);
-    answers.note("across the end", try_map(s, address + bytes - g, 2 * g, chunk)?);
-    answers.note("in the range that was freed", try_map(s, freed, 2 * g, chunk)?);
-    answers.note("in the first pages", try_map(s, 4 * g, 2 * g, chunk)?);
+    answers.note("4 KiB off", try_map(s, address + g / 512, 2 * g, chunk));
+    answers.note("across the end", try_map(s, address + bytes - g, 2 * g, chunk));
+    answers.note("in the range that was freed", try_map(s, freed, 2 * g, chunk));
+    answers.note("in the first pages", try_map(s, 4 * g, 2 * g, chunk));
     // What such a mapping is good for: access, and a copy in the part that is of the range.
     let place = address + bytes - g;
     let mapped = s.map(place, 2 * g, 0, chunk);
@@ -139,13 +137,13 @@ fn first_run(s: &Scratch<'_>, answers: &mut Answers) -> DriverResult<()> {
     Ok(())
 }
 
-/// Maps and unmaps; the answer of the map.
-fn try_map(s: &Scratch<'_>, address: u64, bytes: u64, chunk: ChunkHandle) -> DriverResult<String> {
+/// Maps and unmaps; the answer of the map, and of an unmap that failed.
+fn try_map(s: &Scratch<'_>, address: u64, bytes: u64, chunk: ChunkHandle) -> String {
     let mapped = s.map(address, bytes, 0, chunk);
-    if mapped.is_ok() {
-        s.unmap(address, bytes)?;
+    match mapped.is_ok().then(|| s.unmap(address, bytes)) {
+        Some(unmapped @ Err(_)) => format!("OK, then unmap {}", answer(&unmapped)),
+        _ => answer(&mapped),
     }
-    Ok(answer(&mapped))
 }
 
 /// Answers of places in a row, equal neighbours together: `-16..=-1 no, 0..=3 yes`.
