@@ -4,6 +4,8 @@
 //! difference is a change of behaviour. After a change that is meant, `VMM_UPDATE_GOLDEN=1` writes
 //! the file anew.
 
+#![allow(clippy::unwrap_used, reason = "a failure ends the test")]
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -8,8 +8,10 @@ use parking_lot::Mutex;
 use vmm_sys::object::{Chunk, Event, Mapping, Range, RelaxedCapture, Stream};
 use vmm_sys::{Driver, DriverError, StreamId};
 
+use crate::budget::Budget;
 use crate::config::Plan;
 use crate::error::Error;
+use crate::ladder::{Callback, LadderCounts};
 use crate::lane::{LaneCell, LaneState};
 use crate::stats::DeviceStats;
 use crate::stock::Stock;
@@ -33,6 +35,10 @@ pub(crate) struct Device {
     spare_events: Mutex<Vec<Event>>,
     /// Mappings of no lane that the driver refused to unmap.
     stuck: Mutex<Vec<Mapping>>,
+    /// A limit shared with other pools.
+    budget: Option<Budget>,
+    pub(crate) callbacks: Vec<Callback>,
+    pub(crate) ladder: LadderCounts,
 }
 
 /// Why a chunk could not be had.
@@ -45,8 +51,16 @@ pub(crate) enum Shortage {
 }
 
 impl Device {
-    pub(crate) fn new(driver: Arc<dyn Driver>, plan: Plan) -> Device {
+    pub(crate) fn new(
+        driver: Arc<dyn Driver>,
+        plan: Plan,
+        budget: Option<Budget>,
+        callbacks: Vec<Callback>,
+    ) -> Device {
         Device {
+            budget,
+            callbacks,
+            ladder: LadderCounts::default(),
             driver,
             plan,
             stock: Mutex::new(Stock::default()),
@@ -82,6 +96,7 @@ impl Device {
             peak_held_bytes: self.peak_held_bytes(),
             limit_bytes: self.plan.limit_bytes,
             lanes: states.len() as u64,
+            ladder: self.ladder.stats(),
             ..DeviceStats::default()
         };
         let mut mapped_bytes = 0;
@@ -121,27 +136,46 @@ impl Device {
         self.stuck.lock().iter().map(Mapping::bytes).sum()
     }
 
-    /// Bytes that may still be made under the hard limit.
+    /// Bytes that may still be made under the hard limit and the shared budget.
     pub(crate) fn room_bytes(&self) -> u64 {
-        self.plan.limit_bytes.saturating_sub(self.held_bytes())
+        let own = self.plan.limit_bytes.saturating_sub(self.held_bytes());
+        self.budget.as_ref().map_or(own, |budget| own.min(budget.room_bytes()))
     }
 
-    /// Creates a chunk, booked first so that no two threads can overrun the limit together, and
-    /// the booking undone if the driver refuses.
-    pub(crate) fn create_chunk(&self, bytes: u64, turn: Turn) -> Result<Chunk, Shortage> {
+    /// Books memory before it is made, so that no two threads can overrun a limit together.
+    fn book(&self, bytes: u64) -> bool {
         let limit = self.plan.limit_bytes;
-        let book = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
+        let sum = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
         let relaxed = Ordering::Relaxed;
-        if self.booked_bytes.fetch_update(relaxed, relaxed, book).is_err() {
+        if self.booked_bytes.fetch_update(relaxed, relaxed, sum).is_err() {
+            return false;
+        }
+        let shared = self.budget.as_ref().is_none_or(|budget| budget.book(bytes));
+        if !shared {
+            self.booked_bytes.fetch_sub(bytes, relaxed);
+        }
+        shared
+    }
+
+    fn unbook(&self, bytes: u64) {
+        self.booked_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(budget) = &self.budget {
+            budget.unbook(bytes);
+        }
+    }
+
+    /// Creates a chunk; the booking is undone if the driver refuses.
+    pub(crate) fn create_chunk(&self, bytes: u64, turn: Turn) -> Result<Chunk, Shortage> {
+        if !self.book(bytes) {
             return Err(Shortage::Limit);
         }
         match turn.with(|| Chunk::create(&self.driver, bytes, &self.plan.props)) {
             Ok(chunk) => {
-                self.peak_booked_bytes.fetch_max(self.held_bytes(), relaxed);
+                self.peak_booked_bytes.fetch_max(self.held_bytes(), Ordering::Relaxed);
                 Ok(chunk)
             }
             Err(error) => {
-                self.booked_bytes.fetch_sub(bytes, relaxed);
+                self.unbook(bytes);
                 Err(Shortage::Driver(error))
             }
         }
@@ -151,7 +185,7 @@ impl Device {
     fn release_chunk(&self, chunk: Chunk, turn: Turn) {
         let bytes = chunk.bytes();
         turn.with(|| drop(chunk));
-        self.booked_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.unbook(bytes);
     }
 
     /// Settles a chunk that one of its mappings gave back: while another mapping holds it,

@@ -32,11 +32,13 @@
 #![forbid(unsafe_code)]
 
 mod background;
+mod budget;
 mod buffer;
 mod config;
 mod device;
 mod error;
 mod growth;
+mod ladder;
 mod lane;
 mod pool;
 mod region;
@@ -46,9 +48,11 @@ mod stock;
 mod turn;
 mod verify;
 
+pub use budget::Budget;
 pub use buffer::Buffer;
 pub use config::{ChunkSize, Placement};
 pub use error::{Error, OutOfMemory};
+pub use ladder::LadderStats;
 pub use lane::Lane;
 pub use pool::{Pool, PoolBuilder};
 pub use request::Request;

@@ -6,9 +6,11 @@ use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, Driver};
 
 use crate::background::Background;
+use crate::budget::Budget;
 use crate::config::{ChunkSize, Placement, Settings};
 use crate::device::{Device, Shortage};
 use crate::error::{Error, OutOfMemory};
+use crate::ladder::{self, Callback};
 use crate::lane::{self, Lane, LaneCell, Wait};
 use crate::stats::{DeviceStats, PoolStats};
 use crate::turn::Turn;
@@ -34,6 +36,8 @@ pub(crate) struct PoolInner {
 pub struct PoolBuilder {
     driver: Arc<dyn Driver>,
     settings: Settings,
+    budgets: Vec<(DeviceId, Budget)>,
+    callbacks: Vec<Callback>,
 }
 
 impl PoolBuilder {
@@ -87,22 +91,43 @@ impl PoolBuilder {
         self
     }
 
+    /// Memory of `device` counts against `budget` too, which other pools may share. The last one
+    /// given counts. Default: none.
+    pub fn budget(mut self, device: DeviceId, budget: Budget) -> Self {
+        self.budgets.push((device, budget));
+        self
+    }
+
+    /// Asked, in the order given, when nothing of the pool's own helps a request: `callback` gets
+    /// the device and the bytes asked for, and says whether it freed something. It runs with no
+    /// lock held and may allocate and free.
+    pub fn on_shortage(
+        mut self,
+        callback: impl Fn(DeviceId, u64) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.callbacks.push(Callback(Arc::new(callback)));
+        self
+    }
+
     /// Builds the pool: settings are checked, and stock is made up to the low mark.
     ///
     /// # Errors
     /// [`Error::BadSetting`] names the setting; the driver's errors; out of memory if the low mark
     /// cannot be stocked.
     pub fn build(self) -> Result<Pool, Error> {
-        let PoolBuilder { driver, mut settings } = self;
+        let PoolBuilder { driver, mut settings, budgets, callbacks } = self;
         if settings.devices.is_empty() {
             settings.devices.push(DeviceId(0));
         }
         let mut devices = Vec::with_capacity(settings.devices.len());
         for device in &settings.devices {
             let plan = settings.validate(&driver, *device)?;
-            devices.push(Arc::new(Device::new(driver.clone(), plan)));
+            let budget = budgets.iter().rev().find(|(of, _)| of == device).map(|(_, b)| b.clone());
+            let device = Device::new(driver.clone(), plan, budget, callbacks.clone());
+            devices.push(Arc::new(device));
         }
         for device in &devices {
+            ladder::register(device);
             let low = device.plan.stock_low_bytes;
             stock_up(device, low, Turn::Requester)?;
         }
@@ -144,7 +169,12 @@ fn stock_shortage(device: &Device, asked_bytes: u64, cause: Option<vmm_sys::Driv
 impl Pool {
     /// Starts the settings of a pool on `driver`.
     pub fn builder(driver: Arc<dyn Driver>) -> PoolBuilder {
-        PoolBuilder { driver, settings: Settings::default() }
+        PoolBuilder {
+            driver,
+            settings: Settings::default(),
+            budgets: Vec::new(),
+            callbacks: Vec::new(),
+        }
     }
 
     fn device(&self, device: DeviceId) -> Result<&Arc<Device>, Error> {

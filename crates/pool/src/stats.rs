@@ -2,6 +2,8 @@
 
 use vmm_sys::DeviceId;
 
+use crate::ladder::LadderStats;
+
 /// What one device's pool holds, in bytes, at one moment (all its lanes locked).
 ///
 /// `held = live + rounding + idle + limbo + private + stock`, always.
@@ -39,6 +41,8 @@ pub struct DeviceStats {
     pub retired_mappings: u64,
     /// Frees that wait for other streams (count).
     pub limbo_buffers: u64,
+    /// What was tried when memory was short.
+    pub ladder: LadderStats,
 }
 
 impl DeviceStats {

@@ -355,3 +355,41 @@ fn work_that_repeats_makes_no_driver_call_with_the_soft_limit_off() {
     rig.stats();
     rig.end();
 }
+
+#[test]
+fn a_gate_is_not_taken_for_another_at_the_same_host_address() {
+    let rig = Rig::new(|b| b.chunk(ChunkSize::Fixed(2 * MIB)).soft_limit(Some(0.0)));
+    let other = Stream::create(&rig.driver, HOME).unwrap();
+    let mut crossed = rig.lane.alloc(4096).unwrap();
+    crossed.record_stream(&other).unwrap();
+    let mut blocks: Vec<_> = (0..4).map(|_| rig.lane.alloc(2 * MIB).unwrap()).collect();
+    let hold = rig.sim.hold(HOME, rig.stream.handle()).unwrap();
+    drop((blocks.remove(0), blocks.remove(1)));
+    blocks.push(rig.lane.alloc(4 * MIB).unwrap()); // the free chunks get a second address
+    assert_eq!(rig.stats().retired_mappings, 2);
+    drop(crossed); // parked behind an idle stream: its event passes and is let go
+    let calls = rig.calls(|| blocks.push(rig.lane.alloc(8 * MIB).unwrap()));
+    assert_eq!(calls.of(Call::MemUnmap), 0, "the lane's own stream is held: {calls}");
+    rig.sim.release_hold(hold);
+    drop((blocks, other));
+    rig.end();
+}
+
+#[test]
+fn events_are_made_once_and_recorded_again() {
+    let rig = Rig::new(|b| b.chunk(ChunkSize::Fixed(2 * MIB)).soft_limit(Some(0.0)));
+    let other = Stream::create(&rig.driver, HOME).unwrap();
+    let round = || {
+        let mut crossed = rig.lane.alloc(3 * MIB).unwrap();
+        crossed.record_stream(&other).unwrap();
+        drop(crossed);
+        drop(rig.lane.alloc(9 * MIB).unwrap());
+        rig.pool.trim(HOME).unwrap();
+    };
+    round();
+    let calls = rig.calls(|| (0..20).for_each(|_| round()));
+    assert!(calls.of(Call::EventRecord) >= 20, "{calls}");
+    assert_eq!((calls.of(Call::EventCreate), calls.of(Call::EventDestroy)), (0, 0), "{calls}");
+    drop(other);
+    rig.end();
+}

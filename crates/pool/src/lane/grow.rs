@@ -9,11 +9,12 @@ use vmm_sys::DriverError;
 
 use super::claim::{Claim, act, claim, hand_back, split};
 use super::window::{choose_window, runs};
-use super::{Lane, LaneState, Wait, sweep, trim};
+use super::{Lane, LaneState, Wait, sweep};
 use crate::buffer::Buffer;
 use crate::device::{Device, Shortage};
 use crate::error::{Error, OutOfMemory};
 use crate::growth::{self, Supply};
+use crate::ladder::{Climb, Rung};
 use crate::region::Region;
 use crate::request::Request;
 use crate::turn::Turn;
@@ -35,35 +36,6 @@ enum Outcome {
     Short(Option<DriverError>),
 }
 
-/// The out-of-memory ladder, a rung a failure, cheapest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rung {
-    /// Create what is missing.
-    Create,
-    /// The driver has nothing left: use what the lane and the stock hold.
-    OwnOnly,
-    /// Wait for what is in limbo.
-    WaitLimbo,
-    /// Empty the other lanes into the stock.
-    OtherLanes,
-    /// Give the stock back, its chunks have the wrong length.
-    ReleaseStock,
-    /// Nothing more to try.
-    End,
-}
-
-impl Rung {
-    fn next(self) -> Rung {
-        match self {
-            Rung::Create => Rung::OwnOnly,
-            Rung::OwnOnly => Rung::WaitLimbo,
-            Rung::WaitLimbo => Rung::OtherLanes,
-            Rung::OtherLanes => Rung::ReleaseStock,
-            Rung::ReleaseStock | Rung::End => Rung::End,
-        }
-    }
-}
-
 /// Serves a request that found no mapped hole.
 #[cold]
 #[inline(never)]
@@ -74,47 +46,22 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
     if device.driver.is_gone() {
         return Err(Error::DriverGone);
     }
-    let mut rung = Rung::Create;
+    let mut climb = Climb::new();
     let mut cause = None;
     for _ in 0..ROUNDS_MAX {
         sweep(lane.cell, Wait::No, Turn::Requester);
-        match attempt(lane, request, rung)? {
+        match attempt(lane, request, climb.rung())? {
             Outcome::Done(buffer) => return Ok(buffer),
             Outcome::Reserve(miss) => reserve(lane, &miss)?,
             Outcome::Short(refusal) => {
                 cause = refusal.or(cause);
-                rung = rung.next();
-                if rung == Rung::End {
+                if !climb.next(device, lane.cell, request) {
                     break;
                 }
-                climb(lane, request, rung);
             }
         }
     }
     Err(out_of_memory(lane, request, cause))
-}
-
-/// Does what a rung of the ladder stands for.
-fn climb(lane: &Lane, request: &Request, rung: Rung) {
-    let device = &*lane.device;
-    let wait = if request.may_wait() { Wait::Yes } else { Wait::No };
-    match rung {
-        Rung::Create | Rung::OwnOnly | Rung::End => {}
-        Rung::WaitLimbo => {
-            if request.may_wait() {
-                sweep(lane.cell, Wait::Yes, Turn::Requester);
-            }
-        }
-        Rung::OtherLanes => {
-            let others: Vec<_> = device.lanes.lock().values().copied().collect();
-            for cell in others.into_iter().filter(|cell| !std::ptr::eq(*cell, lane.cell)) {
-                trim(cell, wait, Turn::Requester);
-            }
-        }
-        Rung::ReleaseStock => {
-            device.release_stock(0, Turn::Requester);
-        }
-    }
 }
 
 fn attempt(lane: &Lane, request: &Request, rung: Rung) -> Result<Outcome, Error> {

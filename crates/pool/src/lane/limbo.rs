@@ -112,10 +112,16 @@ struct Asker<'a> {
     device: &'a Device,
     wait: Wait,
     recorded: Vec<(StreamId, Gate)>,
-    asked: Vec<(*const Event, bool)>,
+    /// Answers, with the events themselves: an event that is kept cannot leave its place in
+    /// memory to a younger one, which would then inherit the answer.
+    asked: Vec<(Arc<Event>, bool)>,
 }
 
-impl Asker<'_> {
+impl<'a> Asker<'a> {
+    fn new(device: &'a Device, wait: Wait) -> Asker<'a> {
+        Asker { device, wait, recorded: Vec::new(), asked: Vec::new() }
+    }
+
     /// Whether the gate has passed, after recording it if that was still to be done.
     fn ask(&mut self, gate: &mut Gate) -> bool {
         if let Gate::Unrecorded(stream) = gate {
@@ -136,20 +142,13 @@ impl Asker<'_> {
             Gate::Event(event) => self.passed(event),
         };
         if passed {
-            let old = std::mem::replace(gate, Gate::Passed);
-            if let Gate::Event(event) = old
-                && let Some(event) = Arc::into_inner(event)
-            {
-                self.asked.retain(|(known, _)| !std::ptr::eq(*known, &event));
-                self.device.spare(event);
-            }
+            *gate = Gate::Passed;
         }
         passed
     }
 
     fn passed(&mut self, event: &Arc<Event>) -> bool {
-        let key = Arc::as_ptr(event);
-        if let Some((_, passed)) = self.asked.iter().find(|(known, _)| *known == key) {
+        if let Some((_, passed)) = self.asked.iter().find(|(known, _)| Arc::ptr_eq(known, event)) {
             return *passed;
         }
         let answer = match self.wait {
@@ -160,8 +159,18 @@ impl Asker<'_> {
             tracing::debug!(%error, "a gate could not be asked; its memory stays in limbo");
             false
         });
-        self.asked.push((key, passed));
+        self.asked.push((event.clone(), passed));
         passed
+    }
+
+    /// Events that nobody waits for any more can be recorded again.
+    fn finish(mut self) {
+        self.recorded.clear();
+        for (event, passed) in self.asked {
+            if passed && let Some(event) = Arc::into_inner(event) {
+                self.device.spare(event);
+            }
+        }
     }
 }
 
@@ -182,8 +191,7 @@ pub(crate) fn sweep(cell: &'static LaneCell, wait: Wait, turn: Turn) -> bool {
     // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
     match RelaxedCapture::enter(&device.driver) {
         Ok(_relaxed) => {
-            let mut asker =
-                Asker { device: &device, wait, recorded: Vec::new(), asked: Vec::new() };
+            let mut asker = Asker::new(&device, wait);
             parked.retain_mut(|entry| {
                 entry.gates.retain_mut(|gate| !asker.ask(gate));
                 if entry.gates.is_empty() {
@@ -201,6 +209,7 @@ pub(crate) fn sweep(cell: &'static LaneCell, wait: Wait, turn: Turn) -> bool {
                     Err(entry) => kept.push(entry),
                 }
             }
+            asker.finish();
         }
         Err(_) => kept = retired,
     }
