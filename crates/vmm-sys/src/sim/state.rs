@@ -187,6 +187,10 @@ impl State {
         entry.context =
             Some(Context { handle, references: 0, implicit: false, fault: None, stream_slots });
         entry.contexts_made += 1;
+        // A fault that took all contexts along takes those made after it too.
+        if let Some(fault) = self.fault_of_all() {
+            self.set_fault(device, fault);
+        }
         Ok(())
     }
 
@@ -212,6 +216,13 @@ impl State {
     /// What went wrong on a device, reported or not.
     pub(super) fn fault(&self, device: DeviceId) -> Option<&DeviceFault> {
         self.devices.get(device.0 as usize)?.context.as_ref()?.fault.as_ref()
+    }
+
+    /// A reported fault that leaves no context of the process well, if there was one.
+    fn fault_of_all(&self) -> Option<DeviceFault> {
+        let mut faults =
+            self.devices.iter().filter_map(|device| device.context.as_ref()?.fault.as_ref());
+        faults.find(|fault| fault.of_all && fault.reported).cloned()
     }
 
     /// Work of the device faulted: nothing enqueued there runs any more, and once it is reported

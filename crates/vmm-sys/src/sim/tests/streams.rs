@@ -141,7 +141,7 @@ fn a_kernel_without_access_faults_at_the_next_wait_and_for_good() {
 
 #[test]
 fn a_reported_fault_takes_every_context_and_leaves_the_vmm_calls() {
-    let sim = sim();
+    let sim = Sim::builder().devices(3).build();
     let (nothing, theirs) = (sim.address_reserve(G, 0, 0).unwrap(), sim.t_mapped(D1, G));
     let (stream, other) = (sim.stream_create(D0).unwrap(), sim.stream_create(D1).unwrap());
     sim.t_launch(D0, fill(nothing, 1, 1), stream).unwrap();
@@ -150,6 +150,8 @@ fn a_reported_fault_takes_every_context_and_leaves_the_vmm_calls() {
     for result in [
         code(sim.device_synchronize(D1)),
         code(sim.mem_info(D1)),
+        // A device that nobody had named before.
+        code(sim.device_synchronize(DeviceId(2))),
         code(sim.t_launch(D1, fill(theirs.0, 1, 1), other)),
         code(sim.mem_info(D0)),
     ] {
