@@ -43,6 +43,14 @@ impl Buffer {
         Buffer { cell: None, address: 0, offset: 0, bytes: 0, device, crossed: None }
     }
 
+    /// Gives the block away by its address: nothing is freed when `self` is gone.
+    #[inline]
+    pub(crate) fn into_address(self) -> u64 {
+        let address = self.address;
+        std::mem::forget(self);
+        address
+    }
+
     /// The device address; 0 for an empty buffer.
     #[inline]
     pub fn address(&self) -> u64 {
@@ -78,11 +86,7 @@ impl Buffer {
             let guard = cell.lock();
             // The lane cannot retire while this buffer is alive.
             let Some(state) = guard.as_ref() else { return Ok(()) };
-            let (own, other) = (state.stream.driver(), stream.driver());
-            if !std::ptr::addr_eq(std::sync::Arc::as_ptr(own), std::sync::Arc::as_ptr(other)) {
-                return Err(Error::UnknownDevice { device: stream.device() });
-            }
-            if state.stream.id() == stream.id() && state.stream.device() == stream.device() {
+            if !state.is_crossed_by(stream)? {
                 return Ok(());
             }
         }

@@ -9,6 +9,8 @@ use crate::error::Error;
 /// Smallest and largest growth chunk that [`ChunkSize::Auto`] chooses.
 const AUTO_CHUNK_MIN_BYTES: u64 = 2 << 20;
 const AUTO_CHUNK_MAX_BYTES: u64 = 32 << 20;
+// Lanes align their ranges to it, and the directory wants no two lanes in one page.
+const _: () = assert!(AUTO_CHUNK_MAX_BYTES >= 1 << crate::directory::PAGE_SHIFT);
 
 /// How large the physical chunks are that a lane grows by. The one knob that matters: 2 MiB is
 /// tightest, 32 MiB is the fastest start.

@@ -64,6 +64,51 @@ pub enum Error {
         /// The device asked for.
         device: DeviceId,
     },
+    /// No lane that hands out raw addresses has this one.
+    #[error(
+        "{address:#x} is no address of this process's pools: expected one that alloc_raw gave out"
+    )]
+    UnknownAddress {
+        /// The address given.
+        address: u64,
+    },
+    /// The address is a lane's, but no block that somebody holds starts there.
+    #[error(
+        "no block starts at {address:#x}: it was freed before, or the address lies inside of a \
+         block; expected one that alloc_raw gave out and that was not freed since"
+    )]
+    NotAllocated {
+        /// The address given.
+        address: u64,
+    },
+    /// The length given at the free is not that of the block.
+    #[error(
+        "the block at {address:#x} has {block_bytes} bytes, not {bytes}: expected what was asked \
+         for, which lies at most 511 bytes below"
+    )]
+    WrongBytes {
+        /// The address given.
+        address: u64,
+        /// The length given.
+        bytes: u64,
+        /// The block's length.
+        block_bytes: u64,
+    },
+    /// The block belongs to the lane of another stream.
+    #[error("the block at {address:#x} belongs to the lane of another stream")]
+    OtherStream {
+        /// The address given.
+        address: u64,
+    },
+    /// Another driver of this process gives out the same addresses, so plain ones say nothing.
+    #[error(
+        "{address:#x} is an address of another driver's pool in this process too: raw addresses \
+         work with one driver at a time"
+    )]
+    AddressTaken {
+        /// The first such address.
+        address: u64,
+    },
     /// The lane was closed: its stream is gone.
     #[error("the lane is closed: its stream was declared gone")]
     LaneClosed,

@@ -43,6 +43,14 @@ pub(crate) struct Segment {
     pub(crate) slots: u32,
 }
 
+impl Segment {
+    #[inline]
+    fn offset_of(&self, address: u64) -> Option<u64> {
+        let offset = address.wrapping_sub(self.range.address());
+        (offset < self.range.bytes()).then_some(offset)
+    }
+}
+
 /// The addresses of a lane.
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -123,6 +131,27 @@ impl Region {
             .rev()
             .find(|s| s.first_slot <= slot)
             .map_or(0, |s| s.range.address() + offset - u64::from(s.first_slot) * self.slot_bytes)
+    }
+
+    /// The logical offset of an address, if it lies in a segment.
+    #[inline]
+    pub(crate) fn offset_of(&self, address: u64) -> Option<u64> {
+        match self.segments.as_slice() {
+            [only] => only.offset_of(address),
+            _ => self.segment_offset(address),
+        }
+    }
+
+    #[cold]
+    fn segment_offset(&self, address: u64) -> Option<u64> {
+        self.segments
+            .iter()
+            .find_map(|s| Some(u64::from(s.first_slot) * self.slot_bytes + s.offset_of(address)?))
+    }
+
+    /// The reserved addresses: (first address, bytes).
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.segments.iter().map(|s| (s.range.address(), s.range.bytes()))
     }
 
     /// The segment that holds a slot.

@@ -49,6 +49,12 @@ impl Request {
         self.may_wait
     }
 
+    /// The same for whole granules of the heap. The length was checked before.
+    #[inline]
+    pub(crate) fn in_granules(self) -> Request {
+        Request { bytes: self.bytes.next_multiple_of(vmm_heap::GRANULE_BYTES), ..self }
+    }
+
     /// Refuses what could never be served, before anything is touched.
     #[inline]
     pub(crate) fn check(&self, plan: &Plan) -> Result<(), Error> {

@@ -12,8 +12,12 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
     let lanes = device.lanes.lock();
     let guards: Vec<_> = lanes.values().map(|cell| cell.lock()).collect();
     let states: Vec<&LaneState> = guards.iter().filter_map(|guard| guard.as_ref()).collect();
-    for state in &states {
+    for (cell, guard) in lanes.values().zip(&guards) {
+        let Some(state) = guard.as_ref() else { continue };
         lane(state).map_err(|text| format!("{name}, {:?}: {text}", state.stream))?;
+        if !state.is_listed_right(cell) {
+            return Err(format!("{name}, {:?}: the directory does not find it", state.stream));
+        }
     }
     let stats = device.stats_of(&states);
     if !stats.adds_up() {

@@ -78,6 +78,7 @@ pub(super) fn claim(
     if let Err(error) = state.heap.alloc_at(start, miss.bytes) {
         debug_assert!(false, "the window is free now: {error:?}");
     }
+    state.marks.withhold(start);
     state.busy += 1;
     Claim { window_offset: start, window_bytes: miss.bytes, parts }
 }
@@ -153,6 +154,7 @@ pub(super) fn hand_back(lane: &Lane, claim: Claim) {
     let Some(state) = guard.as_mut() else { return };
     let slot_bytes = state.region.slot_bytes();
     state.busy -= 1;
+    state.marks.clear(claim.window_offset);
     if let Err(error) = state.heap.free(claim.window_offset) {
         debug_assert!(false, "the window is a block: {error:?}");
     }

@@ -80,7 +80,8 @@ pub(crate) fn retire(cell: &'static LaneCell) {
         }
         guard.take()
     };
-    let Some(state) = state else { return };
+    let Some(mut state) = state else { return };
+    state.unlist(cell);
     let device = state.device.clone();
     {
         let mut lanes = device.lanes.lock();

@@ -170,6 +170,7 @@ fn publish(lane: &Lane, claim: Claim, request: &Request) -> Outcome {
             state.heap.insert_free(offset, bytes);
         }
     }
+    state.marks.clear(start);
     if let Err(error) = state.heap.free(start) {
         debug_assert!(false, "the window is a block: {error:?}");
     }
@@ -200,6 +201,7 @@ fn reserve(lane: &Lane, miss: &Miss) -> Result<(), Error> {
     )?;
     let mut guard = lane.cell.lock();
     let state = lane.state(&mut guard)?;
+    state.list_range(lane.cell, range.address(), range.bytes())?;
     // Real addresses are aligned to `align_bytes`; a placement may want more of logical ones.
     state.region.add_segment(range, miss.bytes, miss.align.max(align_bytes));
     Ok(())

@@ -86,6 +86,7 @@ pub(crate) fn free_crossed(cell: &'static LaneCell, offset: u64, bytes: u64, str
         let block_bytes = state.heap.block_bytes(offset).unwrap_or(0);
         state.live.block_bytes -= block_bytes;
         state.limbo.block_bytes += block_bytes;
+        state.marks.withhold(offset);
         state.limbo.parked.push(Parked { offset, block_bytes, gates });
         device.limbo_grew(1);
         state.should_retire()
@@ -251,6 +252,7 @@ fn publish(
         state.limbo.retired.extend(younger);
         for &(offset, block_bytes) in free {
             state.limbo.block_bytes -= block_bytes;
+            state.marks.clear(offset);
             if let Err(error) = state.heap.free(offset) {
                 debug_assert!(false, "a parked block is a block of the heap: {error:?}");
             }

@@ -11,6 +11,8 @@ mod claim;
 mod close;
 mod grow;
 mod limbo;
+mod marks;
+pub(crate) mod raw;
 mod window;
 
 use std::fmt;
@@ -31,15 +33,19 @@ pub(crate) use limbo::{Gate, Wait, free_crossed, sweep};
 use crate::buffer::Buffer;
 use crate::config::Plan;
 use crate::device::Device;
+use crate::directory;
 use crate::error::Error;
 use crate::pool::PoolInner;
 use crate::region::Region;
 use crate::request::Request;
 use limbo::Limbo;
+use marks::Marks;
 
 /// The shell of a lane, padded so that no two lanes share a cache line.
 #[derive(Debug)]
 pub(crate) struct LaneCell {
+    /// Where the directory finds it.
+    number: u32,
     state: CachePadded<SpinMutex<Option<LaneState>, Yielding>>,
 }
 
@@ -86,6 +92,10 @@ pub(crate) struct LaneState {
     pub(crate) closing: bool,
     /// Threads that are at the driver for this lane, its lock released meanwhile.
     pub(crate) busy: u32,
+    /// Blocks that a free by address must not take as they are.
+    marks: Marks,
+    /// Whether the directory has the lane: since its first raw allocation.
+    is_listed: bool,
 }
 
 /// The live buffers of a lane.
@@ -110,6 +120,15 @@ impl fmt::Debug for LaneState {
 }
 
 impl LaneCell {
+    /// A shell without a lane; the directory makes them.
+    pub(crate) fn vacant(number: u32) -> LaneCell {
+        LaneCell { number, state: CachePadded::new(SpinMutex::new(None)) }
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
     pub(crate) fn lock(&self) -> LaneGuard<'_> {
         self.state.lock()
     }
@@ -128,12 +147,11 @@ impl LaneCell {
             drained_tick: 0,
             closing: false,
             busy: 0,
+            marks: Marks::default(),
+            is_listed: false,
         };
         let vacant = VACANT.lock().pop();
-        let cell: &'static LaneCell = match vacant {
-            Some(cell) => cell,
-            None => Box::leak(Box::new(LaneCell { state: CachePadded::new(SpinMutex::new(None)) })),
-        };
+        let cell = vacant.unwrap_or_else(directory::new_shell);
         *cell.lock() = Some(state);
         (cell, id)
     }
@@ -160,13 +178,21 @@ impl LaneState {
     /// lane should retire.
     #[inline]
     pub(crate) fn take_back(&mut self, offset: u64, bytes: u64) -> bool {
-        self.uncount(bytes);
         match self.heap.free(offset) {
-            Ok(block_bytes) => self.live.block_bytes -= block_bytes,
-            // A buffer is the only owner of its block, so this is a fault of the heap.
-            Err(error) => debug_assert!(false, "{error:?}"),
+            Ok(block_bytes) => {
+                self.live.block_bytes -= block_bytes;
+                self.uncount(bytes);
+            }
+            Err(error) => return Self::nothing_to_take_back(error),
         }
         self.live.buffers == 0 && self.fall_idle()
+    }
+
+    /// A buffer is the only owner of its block, unless somebody freed its address.
+    #[cold]
+    fn nothing_to_take_back(error: vmm_heap::NotAllocated) -> bool {
+        tracing::error!(%error, "a buffer's block was freed by its address");
+        false
     }
 
     /// Nothing is alive any more: empties the magazines, which would pin slabs and so chunks, and
@@ -184,7 +210,17 @@ impl LaneState {
     #[inline]
     pub(crate) fn uncount(&mut self, bytes: u64) {
         self.live.buffers -= 1;
-        self.live.asked_bytes -= bytes;
+        // Less is counted only if a buffer's address was freed as if it were a raw block's.
+        self.live.asked_bytes = self.live.asked_bytes.saturating_sub(bytes);
+    }
+
+    /// Whether `stream` is another one than the lane's, so that memory it uses has to wait for it.
+    pub(crate) fn is_crossed_by(&self, stream: &Stream) -> Result<bool, Error> {
+        let (own, other) = (self.stream.driver(), stream.driver());
+        if !std::ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(other)) {
+            return Err(Error::UnknownDevice { device: stream.device() });
+        }
+        Ok(self.stream.id() != stream.id() || self.stream.device() != stream.device())
     }
 
     #[inline]
