@@ -16,6 +16,5 @@ pub mod doctor;
 pub mod driver_choice;
 pub mod replay;
 pub mod report;
-pub mod size;
 pub mod target;
 pub mod trace;

@@ -1,10 +1,16 @@
 //! Settings: given to the builder as they come, validated once into plain numbers ([`Plan`]).
 
+mod environment;
+pub mod text;
+
+use std::ffi::OsString;
 use std::sync::Arc;
 
-use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver, GranularityKind};
+use vmm_sys::topology;
+use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver, DriverError, GranularityKind};
 
 use crate::error::Error;
+use crate::turn::Turn;
 
 /// Smallest and largest growth chunk that [`ChunkSize::Auto`] chooses.
 const AUTO_CHUNK_MIN_BYTES: u64 = 2 << 20;
@@ -35,6 +41,17 @@ pub(crate) struct Settings {
     pub(crate) stock_low_bytes: u64,
     pub(crate) stock_high_bytes: u64,
     pub(crate) background: bool,
+    /// Settings that came out of the environment.
+    origins: Vec<Origin>,
+}
+
+/// Where a setting came from, so that an error can name it.
+#[derive(Clone, Debug)]
+struct Origin {
+    /// As errors name it.
+    setting: &'static str,
+    variable: &'static str,
+    value: OsString,
 }
 
 impl Default for Settings {
@@ -48,6 +65,7 @@ impl Default for Settings {
             stock_low_bytes: 0,
             stock_high_bytes: u64::MAX,
             background: true,
+            origins: Vec::new(),
         }
     }
 }
@@ -90,16 +108,22 @@ impl Settings {
         Error::BadSetting { setting, value: value.to_string(), expected }
     }
 
-    /// Checks the settings against what `device` says of itself.
+    /// Checks the settings against what `device` says of itself, after trying that the device can
+    /// serve a pool at all.
     pub(crate) fn validate(
         &self,
         driver: &Arc<dyn Driver>,
         device: DeviceId,
     ) -> Result<Plan, Error> {
+        self.check(driver, device).map_err(|error| self.blame_variable(error))
+    }
+
+    fn check(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Plan, Error> {
         let count = driver.device_count()?;
         if device.0 >= count {
             return Err(Self::refuse("device", device.0, format!("an ordinal below {count}")));
         }
+        probe(driver, device)?;
         let props = ChunkProps::on_device(device);
         let granularity_bytes = driver.granularity(&props, GranularityKind::Minimum)?;
         if !granularity_bytes.is_power_of_two() || granularity_bytes < vmm_heap::GRANULE_BYTES {
@@ -169,4 +193,28 @@ impl Settings {
             )),
         }
     }
+}
+
+/// Tries once that virtual memory management works on the device: what an attribute promises may
+/// be refused by any later call, and the first allocation is too late to find out.
+fn probe(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<(), Error> {
+    // One turn for all calls of the try: it is short, and made once.
+    let found = Turn::Requester.with(|| topology::try_vmm(driver, device));
+    let Err(cause) = found.usable() else { return Ok(()) };
+    if cause.is_out_of_memory() {
+        // A full device is not an unable one, and building needs no memory.
+        tracing::warn!(%cause, "virtual memory management could not be tried: memory is short");
+        return Ok(());
+    }
+    Err(unsupported(device, cause))
+}
+
+fn unsupported(device: DeviceId, cause: DriverError) -> Error {
+    if cause.is_driver_gone() || cause.is_sticky() {
+        return cause.into();
+    }
+    if cause.is_out_of_addresses() {
+        return Error::OutOfAddresses { bytes: AUTO_CHUNK_MIN_BYTES, cause };
+    }
+    Error::Unsupported { device, step: cause.call(), cause }
 }

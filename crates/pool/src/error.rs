@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use vmm_sys::{DeviceId, DriverError};
+use vmm_sys::{Call, DeviceId, DriverError};
 
 /// An operation of the pool that did not succeed. The pool is as it was before.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -57,6 +57,16 @@ pub enum Error {
         value: String,
         /// What would be accepted.
         expected: String,
+    },
+    /// Virtual memory management does not work on the device: found out when the pool was built.
+    #[error("{device} cannot serve a pool: {cause}")]
+    Unsupported {
+        /// The device.
+        device: DeviceId,
+        /// The call that was refused; the question for the attribute if the device denies it.
+        step: Call,
+        /// The driver's answer.
+        cause: DriverError,
     },
     /// The pool does not manage that device, or the stream belongs to another driver.
     #[error("{device} is not managed by this pool")]

@@ -51,7 +51,7 @@ mod verify;
 
 pub use budget::Budget;
 pub use buffer::Buffer;
-pub use config::{ChunkSize, Placement};
+pub use config::{ChunkSize, Placement, text};
 pub use error::{Error, OutOfMemory};
 pub use ladder::LadderStats;
 pub use lane::Lane;

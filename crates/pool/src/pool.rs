@@ -109,11 +109,23 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool: settings are checked, and stock is made up to the low mark.
+    /// Takes every setting that a `VMM_POOL_…` variable of the process environment names, in place
+    /// of the builder's own. docs/CONFIGURATION.md lists them. A variable of that prefix with
+    /// another name is warned of; an empty one counts as not set.
     ///
     /// # Errors
-    /// [`Error::BadSetting`] names the setting; the driver's errors; out of memory if the low mark
-    /// cannot be stocked.
+    /// [`Error::BadSetting`] names the variable, its value, and what is expected.
+    pub fn environment(mut self) -> Result<Self, Error> {
+        self.settings.merge_environment()?;
+        Ok(self)
+    }
+
+    /// Builds the pool: each device is tried once, settings are checked, and stock is made up to
+    /// the low mark.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] names the device and the call that it refuses; [`Error::BadSetting`]
+    /// names the setting; the driver's errors; out of memory if the low mark cannot be stocked.
     pub fn build(self) -> Result<Pool, Error> {
         let PoolBuilder { driver, mut settings, budgets, callbacks } = self;
         if settings.devices.is_empty() {

@@ -14,8 +14,9 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::call::Call;
 use crate::driver::Driver;
-use crate::error::{DriverError, DriverResult};
+use crate::error::{DriverError, DriverResult, ResultCode, explain};
 use crate::types::{DeviceId, Uuid};
 
 /// The devices that were asked about, and what lies between them.
@@ -134,6 +135,21 @@ impl Finding {
         self.tried == Tried::Works
     }
 
+    /// Whether the ability can be relied on: seen to work, and not denied by the device. Neither
+    /// word alone is enough.
+    ///
+    /// # Errors
+    /// The refusal; where the device denies what worked, one of the attribute's call.
+    pub fn usable(&self) -> DriverResult<()> {
+        if self.advertised == Some(false) {
+            let denied = DriverError::new(Call::DeviceGetAttribute, ResultCode::NOT_SUPPORTED);
+            return Err(denied
+                .because("the device says that it cannot")
+                .because(explain::MISSING_SUPPORT));
+        }
+        self.error().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
     /// The error of a try that did not succeed.
     pub fn error(&self) -> Option<&DriverError> {
         match &self.tried {
@@ -157,6 +173,11 @@ impl fmt::Display for Finding {
             (Tried::Undecided(error), _) => write!(f, "undecided ({said}): {error}"),
         }
     }
+}
+
+/// Asks and tries virtual memory management alone: the ability that nothing works without.
+pub fn try_vmm(driver: &Arc<dyn Driver>, device: DeviceId) -> Finding {
+    probe::vmm(driver, device)
 }
 
 impl Topology {

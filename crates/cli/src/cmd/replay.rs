@@ -7,11 +7,10 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
-use vmm_pool::{ChunkSize, Placement};
+use vmm_pool::{ChunkSize, Placement, text};
 use vmm_pool_cli::driver_choice::{DriverRequest, choose};
 use vmm_pool_cli::replay::{Cause, HostClock, PassFigures, Plan, ReplayError, Spread, replay};
 use vmm_pool_cli::report::{Row, Setting, Table, write_json};
-use vmm_pool_cli::size::parse_bytes;
 use vmm_pool_cli::target::{CudaMalloc, CudaMallocAsync, PoolOptions, PoolTarget};
 use vmm_pool_cli::trace::Trace;
 use vmm_sys::{DeviceId, Driver};
@@ -36,11 +35,12 @@ pub(crate) struct Args {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     passes: u32,
     /// Size of the physical chunks that the pool grows by: `auto`, or bytes (2MiB, 32M, ...).
-    #[arg(long, value_name = "auto|SIZE", default_value = "auto", value_parser = parse_chunk)]
+    #[arg(long, value_name = "auto|SIZE", default_value = "auto", value_parser = text::chunk)]
     chunk: ChunkSize,
     /// Placement of large blocks.
-    #[arg(long, value_enum, default_value = placement_name(Placement::default()))]
-    placement: PlacementArg,
+    #[arg(long, value_name = "first-fit|buddy", value_parser = text::placement)]
+    #[arg(default_value = text::placement_name(Placement::default()))]
+    placement: Placement,
     /// New memory is made while the pool holds less than its peak live bytes and this fraction
     /// more; beyond, free chunks are moved first. `off`: never move.
     #[arg(long, value_name = "FRACTION|off", default_value = "0.01")]
@@ -84,19 +84,6 @@ Exit code: 0 done; 1 the replay failed (out of memory, blocks that overlap); 2 b
 trace, or no such driver.";
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum PlacementArg {
-    FirstFit,
-    Buddy,
-}
-
-fn placement_name(placement: Placement) -> &'static str {
-    match placement {
-        Placement::FirstFit => "first-fit",
-        Placement::Buddy => "buddy",
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum PeerArg {
     #[value(name = "cudaMalloc")]
     CudaMalloc,
@@ -108,21 +95,8 @@ enum PeerArg {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct SoftLimit(Option<f64>);
 
-fn parse_chunk(text: &str) -> Result<ChunkSize, String> {
-    if text == "auto" {
-        return Ok(ChunkSize::Auto);
-    }
-    parse_bytes(text).map(ChunkSize::Fixed).map_err(|error| format!("{error}, or `auto`"))
-}
-
 fn parse_soft_limit(text: &str) -> Result<SoftLimit, String> {
-    if text == "off" {
-        return Ok(SoftLimit(None));
-    }
-    match text.parse::<f64>() {
-        Ok(fraction) if fraction.is_finite() && fraction >= 0.0 => Ok(SoftLimit(Some(fraction))),
-        _ => Err("expected a fraction of at least 0, such as 0.01, or `off`".to_owned()),
-    }
+    text::soft_limit(text).map(SoftLimit)
 }
 
 /// Runs the command.
@@ -162,10 +136,7 @@ impl<'a> Job<'a> {
     fn new(args: &'a Args, driver: Arc<dyn Driver>, device: DeviceId) -> Result<Job<'a>, Failure> {
         let options = PoolOptions {
             chunk: args.chunk,
-            placement: match args.placement {
-                PlacementArg::FirstFit => Placement::FirstFit,
-                PlacementArg::Buddy => Placement::Buddy,
-            },
+            placement: args.placement,
             soft_limit: args.soft_limit.0,
         };
         // The pool knows best which settings fit this device. Asked once, before anything runs.
@@ -252,7 +223,7 @@ impl<'a> Job<'a> {
             Some(PeerArg::CudaMalloc) => driver_own("cudaMalloc"),
             Some(PeerArg::CudaMallocAsync) => driver_own("cudaMallocAsync"),
             None => Setting {
-                placement: Some(placement_name(self.options.placement)),
+                placement: Some(text::placement_name(self.options.placement)),
                 chunk: Some(match self.options.chunk {
                     ChunkSize::Auto => "auto".to_owned(),
                     ChunkSize::Fixed(bytes) => bytes.to_string(),

@@ -7,29 +7,16 @@ use vmm_sys::{DriverError, ResultCode};
 use super::finding::Finding;
 use super::remedy;
 
-const MEMORY_ID: &str = "memory_calls";
-const MEMORY: &str = "memory calls";
-
-/// The one ability that nothing works without. A device that denies it is not used, even where the
-/// calls answer: a pool is built on neither word alone.
+/// The one ability that nothing works without, judged as a pool judges it when it is built: a device
+/// that denies it is not used, even where the calls answer.
 pub(super) fn memory_calls(facts: &DeviceFacts) -> Finding {
+    let (id, what) = ("memory_calls", "memory calls");
     let found = &facts.abilities.vmm;
-    let finding = match (found.error(), found.advertised) {
-        (None, Some(false)) => {
-            let text = format!(
-                "the device says that it has no virtual memory management: {}",
-                explain::MISSING_SUPPORT
-            );
-            let advice = "virtual GPUs may switch it off: take another profile, or a whole GPU";
-            Finding::fail(MEMORY_ID, MEMORY, text).advise(advice)
-        }
-        (None, _) => {
-            let text = "reserve, create, map, set access and unmap work";
-            Finding::ok(MEMORY_ID, MEMORY, text)
-        }
-        (Some(error), _) => {
-            let text = format!("{} ({})", meaning(error), advertised(found));
-            Finding::fail(MEMORY_ID, MEMORY, text).refused_by(error)
+    let finding = match found.usable() {
+        Ok(()) => Finding::ok(id, what, "reserve, create, map, set access and unmap work"),
+        Err(error) => {
+            let text = format!("{} ({})", meaning(&error), advertised(found));
+            Finding::fail(id, what, text).refused_by(&error)
         }
     };
     finding.with("advertised", found.advertised).on(facts.device)

@@ -142,7 +142,9 @@ pub(super) fn pool(driver: &Arc<dyn Driver>, device: DeviceId) -> Outcome {
         Ok(Err(trouble)) => trouble_on(device, id, what, &trouble),
         Err(error) => {
             let advice = match &error {
-                vmm_pool::Error::Driver(error) => remedy::of(error),
+                vmm_pool::Error::Driver(cause)
+                | vmm_pool::Error::Unsupported { cause, .. }
+                | vmm_pool::Error::OutOfAddresses { cause, .. } => remedy::of(cause),
                 _ => "see the text: it names the numbers",
             };
             Finding::fail(id, what, error.to_string()).advise(advice).on(device).into()

@@ -48,34 +48,47 @@ fn granularity_of(driver: &Arc<dyn Driver>, props: &ChunkProps) -> DriverResult<
     })
 }
 
-fn abilities_of(driver: &Arc<dyn Driver>, device: DeviceId, numa_node: Option<u32>) -> Abilities {
-    let plain = ChunkProps::on_device(device);
-    let finding = |attribute, props: ChunkProps, more: fn(&Chunk) -> DriverResult<()>| Finding {
+pub(super) fn vmm(driver: &Arc<dyn Driver>, device: DeviceId) -> Finding {
+    let attribute = DeviceAttribute::VirtualMemoryManagementSupported;
+    finding(driver, device, attribute, ChunkProps::on_device(device), |_| Ok(()))
+}
+
+fn finding(
+    driver: &Arc<dyn Driver>,
+    device: DeviceId,
+    attribute: DeviceAttribute,
+    props: ChunkProps,
+    more: impl FnOnce(&Chunk) -> DriverResult<()>,
+) -> Finding {
+    Finding {
         advertised: driver.device_attribute(device, attribute).ok().map(|value| value != 0),
         tried: judge(try_memory(driver, &props, device, more)),
-    };
-    let nothing_more = |_: &Chunk| Ok(());
+    }
+}
+
+fn abilities_of(driver: &Arc<dyn Driver>, device: DeviceId, numa_node: Option<u32>) -> Abilities {
+    let plain = ChunkProps::on_device(device);
+    let tried = |attribute, props| finding(driver, device, attribute, props, |_| Ok(()));
     Abilities {
-        vmm: finding(DeviceAttribute::VirtualMemoryManagementSupported, plain, nothing_more),
+        vmm: vmm(driver, device),
         export_fd: finding(
+            driver,
+            device,
             DeviceAttribute::HandleTypePosixFdSupported,
             ChunkProps { handle_types: HandleTypes::POSIX_FD, ..plain },
             export_and_import,
         ),
-        fabric: finding(
+        fabric: tried(
             DeviceAttribute::HandleTypeFabricSupported,
             ChunkProps { handle_types: HandleTypes::FABRIC, ..plain },
-            nothing_more,
         ),
-        rdma: finding(
+        rdma: tried(
             DeviceAttribute::GpuDirectRdmaWithVmmSupported,
             ChunkProps { rdma: true, ..plain },
-            nothing_more,
         ),
-        host_numa: finding(
+        host_numa: tried(
             DeviceAttribute::HostNumaVmmSupported,
             ChunkProps { location: Location::HostNuma(numa_node.unwrap_or(0)), ..plain },
-            nothing_more,
         ),
     }
 }

@@ -1,8 +1,6 @@
 //! Probing on the simulated device: lies, shortages, missing links, and a failure at every call.
 
 use super::*;
-use crate::call::Call;
-use crate::error::ResultCode;
 use crate::object::failed_drops;
 use crate::sim::{FaultPlan, Link, Property, Sim, SimBuilder};
 use crate::types::DeviceAttribute;
@@ -86,6 +84,19 @@ fn the_try_decides_and_not_the_attribute() {
     assert_eq!(rdma.advertised, Some(true));
     assert!(matches!(&rdma.tried, Tried::Refused(error) if error.call() == Call::MemMap));
     assert!(matches!(&host_numa.tried, Tried::Refused(e) if e.call() == Call::MemSetAccess));
+}
+
+#[test]
+fn an_ability_is_usable_if_it_works_and_is_not_denied() {
+    let vmm = DeviceAttribute::VirtualMemoryManagementSupported;
+    let (sim, driver) = machine(Sim::builder().devices(2).attribute(1, vmm, 0));
+    assert_eq!(try_vmm(&driver, ZERO).usable(), Ok(()));
+    let denied = try_vmm(&driver, ONE);
+    assert!(denied.works());
+    assert_eq!(denied.usable().unwrap_err().call(), Call::DeviceGetAttribute);
+    sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemMap));
+    assert_eq!(try_vmm(&driver, ZERO).usable().unwrap_err().call(), Call::MemMap);
+    sim.check_clean().unwrap();
 }
 
 #[test]
