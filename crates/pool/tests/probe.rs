@@ -1,5 +1,7 @@
 //! A pool finds out when it is built whether a device can serve it, not at the first allocation.
 
+#![allow(clippy::unwrap_used, reason = "a failure ends the test")]
+
 mod common;
 
 use std::sync::Arc;
