@@ -111,18 +111,17 @@ fn run(devices: Vec<Arc<Device>>, signal: &Signal) {
 /// One look at a device, a driver call at a time.
 fn serve(device: &Device, stopped: &dyn Fn() -> bool) {
     if device.has_limbo() {
-        let cells: Vec<_> = device.lanes.lock().values().copied().collect();
-        for cell in cells {
+        let lanes = device.lanes.lock().all();
+        for lane in lanes {
             if stopped() {
                 return;
             }
-            sweep(cell, Wait::No, Turn::Background);
+            sweep(lane.cell, Wait::No, Turn::Background);
         }
     }
-    let (low, chunk_bytes) = (device.plan.stock_low_bytes, device.plan.stock_chunk_bytes());
-    while !stopped() && device.stock.lock().bytes() < low {
-        if device.stock_one(chunk_bytes, Turn::Background).is_err() {
-            return; // no memory to be had now; the next period asks again
-        }
+    let (low, high) = (device.plan.stock_low_bytes, device.plan.stock_high_bytes);
+    if let Err(shortage) = device.stock_up(low, high, Turn::Background, stopped) {
+        // No memory to be had now; the next period asks again.
+        tracing::debug!(?shortage, "the stock stays below its low mark");
     }
 }

@@ -142,7 +142,8 @@ impl Settings {
         let (chunk_min_bytes, chunk_max_bytes) = self.chunk_bounds(granularity_bytes)?;
         // Advice only: a device that cannot say its size can still be used (its limit is what the
         // driver refuses).
-        let total_bytes = driver.device_total_bytes(device).unwrap_or(0).max(64 * chunk_max_bytes);
+        let told_bytes = driver.device_total_bytes(device).unwrap_or(0);
+        let total_bytes = told_bytes.max(64 * chunk_max_bytes);
         let limit_bytes = match self.limit_bytes {
             Some(limit) if limit < granularity_bytes => {
                 let expected = format!("at least the granularity, {granularity_bytes} bytes");
@@ -151,6 +152,10 @@ impl Settings {
             Some(limit) => limit - limit % granularity_bytes,
             None => u64::MAX,
         };
+        if self.stock_low_bytes > self.limit_bytes.unwrap_or(u64::MAX) {
+            let expected = "at most the limit".into();
+            return Err(Self::refuse("low mark of the stock", self.stock_low_bytes, expected));
+        }
         let align_max_bytes = chunk_max_bytes.max(AUTO_CHUNK_MAX_BYTES);
         Ok(Plan {
             device,
@@ -163,13 +168,13 @@ impl Settings {
             placement: self.placement,
             soft_limit: self.soft_limit,
             limit_bytes,
-            stock_low_bytes: self.stock_low_bytes,
+            // The limit may have been rounded down.
+            stock_low_bytes: self.stock_low_bytes.min(limit_bytes),
             stock_high_bytes: self.stock_high_bytes,
             // A quarter of the device, so that hundreds of lanes fit in the 128 TiB of addresses.
             reserve_bytes: (total_bytes / 4).next_power_of_two().max(align_max_bytes),
             align_max_bytes,
-            // Far above any device, far below where sums of sizes could wrap.
-            request_max_bytes: 1 << 46,
+            request_max_bytes: request_max_bytes(granularity_bytes, told_bytes),
         })
     }
 
@@ -217,4 +222,15 @@ fn unsupported(device: DeviceId, cause: DriverError) -> Error {
         return Error::OutOfAddresses { bytes: AUTO_CHUNK_MIN_BYTES, cause };
     }
     Error::Unsupported { device, step: cause.call(), cause }
+}
+
+/// The largest request that is not refused outright. Far above the device's memory, were it even
+/// told wrongly, since what the device says is advice; far below where sums of sizes or numbers of
+/// slots could wrap. A hopeless request must not make tables for addresses that nobody can fill.
+fn request_max_bytes(granularity_bytes: u64, device_bytes: u64) -> u64 {
+    let addressable = (1 << 46).min(granularity_bytes << 25);
+    match device_bytes {
+        0 => addressable,
+        told => addressable.min(told.saturating_mul(4).max(64 << 30)),
+    }
 }

@@ -1,18 +1,18 @@
 //! [`Device`]: what one GPU's lanes share: the stock of chunks, the budget, events, the lanes.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use vmm_sys::object::{Chunk, Event, Mapping, Range, RelaxedCapture, Stream};
-use vmm_sys::{Driver, DriverError, StreamId};
+use vmm_sys::{Driver, DriverError};
 
 use crate::budget::Budget;
 use crate::config::Plan;
 use crate::error::Error;
 use crate::ladder::{Callback, LadderCounts};
-use crate::lane::{LaneCell, LaneState};
+use crate::lane::LaneState;
+use crate::lanes::{LaneRef, Lanes};
 use crate::stats::DeviceStats;
 use crate::stock::Stock;
 use crate::turn::Turn;
@@ -26,7 +26,7 @@ pub(crate) struct Device {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) plan: Plan,
     pub(crate) stock: Mutex<Stock>,
-    pub(crate) lanes: Mutex<HashMap<StreamId, &'static LaneCell>>,
+    pub(crate) lanes: Mutex<Lanes>,
     /// Physical bytes owned, booked before they are made.
     booked_bytes: AtomicU64,
     peak_booked_bytes: AtomicU64,
@@ -34,11 +34,24 @@ pub(crate) struct Device {
     limbo_entries: AtomicU64,
     spare_events: Mutex<Vec<Event>>,
     /// Mappings of no lane that the driver refused to unmap.
-    stuck: Mutex<Vec<Mapping>>,
+    pub(crate) stuck: Mutex<Vec<Mapping>>,
     /// A limit shared with other pools.
     budget: Option<Budget>,
     pub(crate) callbacks: Vec<Callback>,
     pub(crate) ladder: LadderCounts,
+    /// Carries of [`Carrying`]: begun, and ended.
+    carries_begun: AtomicU64,
+    carries_ended: AtomicU64,
+}
+
+/// While it lives, memory is in a thread's hands: booked, but neither in a lane nor on the shelf.
+#[derive(Debug)]
+pub(crate) struct Carrying<'a>(&'a Device);
+
+impl Drop for Carrying<'_> {
+    fn drop(&mut self) {
+        self.0.carries_ended.fetch_add(1, Ordering::AcqRel);
+    }
 }
 
 /// Why a chunk could not be had.
@@ -64,13 +77,28 @@ impl Device {
             driver,
             plan,
             stock: Mutex::new(Stock::default()),
-            lanes: Mutex::new(HashMap::new()),
+            lanes: Mutex::new(Lanes::default()),
             booked_bytes: AtomicU64::new(0),
             peak_booked_bytes: AtomicU64::new(0),
             limbo_entries: AtomicU64::new(0),
             spare_events: Mutex::new(Vec::new()),
             stuck: Mutex::new(Vec::new()),
+            carries_begun: AtomicU64::new(0),
+            carries_ended: AtomicU64::new(0),
         }
+    }
+
+    /// Says that the calling thread takes memory into its hands.
+    pub(crate) fn carry(&self) -> Carrying<'_> {
+        self.carries_begun.fetch_add(1, Ordering::AcqRel);
+        Carrying(self)
+    }
+
+    /// How often memory was carried; `None` while some thread does. Sums that were taken between
+    /// two equal answers are of one moment.
+    pub(crate) fn carries(&self) -> Option<u64> {
+        let ended = self.carries_ended.load(Ordering::Acquire);
+        (self.carries_begun.load(Ordering::Acquire) == ended).then_some(ended)
     }
 
     pub(crate) fn held_bytes(&self) -> u64 {
@@ -85,8 +113,8 @@ impl Device {
     pub(crate) fn stats(&self) -> DeviceStats {
         // Held on, so that two threads never lock the same lanes in two orders.
         let lanes = self.lanes.lock();
-        let guards: Vec<_> = lanes.values().map(|cell| cell.lock()).collect();
-        let states: Vec<&LaneState> = guards.iter().filter_map(|guard| guard.as_ref()).collect();
+        let guards: Vec<_> = lanes.all().into_iter().filter_map(LaneRef::lock).collect();
+        let states: Vec<&LaneState> = guards.iter().map(|guard| &**guard).collect();
         self.stats_of(&states)
     }
 
@@ -122,18 +150,11 @@ impl Device {
 
     /// Starts new peaks from the present figures.
     pub(crate) fn reset_peaks(&self) {
-        let cells: Vec<_> = self.lanes.lock().values().copied().collect();
-        for cell in cells {
-            if let Some(state) = cell.lock().as_mut() {
-                state.live.peak_asked_bytes = state.live.asked_bytes;
-            }
+        let lanes = self.lanes.lock().all();
+        for mut state in lanes.into_iter().filter_map(LaneRef::lock) {
+            state.live.peak_asked_bytes = state.live.asked_bytes;
         }
         self.peak_booked_bytes.store(self.held_bytes(), Ordering::Relaxed);
-    }
-
-    /// Bytes of mappings that the driver refused to unmap.
-    pub(crate) fn stuck_bytes(&self) -> u64 {
-        self.stuck.lock().iter().map(Mapping::bytes).sum()
     }
 
     /// Bytes that may still be made under the hard limit and the shared budget.
@@ -210,6 +231,7 @@ impl Device {
     /// Releases chunks of the shelf until it holds at most `keep_bytes`. Returns the bytes given
     /// back.
     pub(crate) fn release_stock(&self, keep_bytes: u64, turn: Turn) -> u64 {
+        let _carrying = self.carry();
         self.retry_stuck(turn);
         let mut given = 0;
         loop {
@@ -223,32 +245,58 @@ impl Device {
         }
     }
 
+    /// Makes chunks for the shelf until it holds `bytes`, long ones first: near `most_bytes` and
+    /// near the limit they become shorter. Returns the bytes made.
+    pub(crate) fn stock_up(
+        &self,
+        bytes: u64,
+        most_bytes: u64,
+        turn: Turn,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<u64, Shortage> {
+        let (shortest, longest) = (self.plan.granularity_bytes, self.plan.stock_chunk_bytes());
+        let mut made = 0;
+        while !stopped() {
+            let shelf = self.stock.lock().bytes();
+            if shelf >= bytes {
+                break;
+            }
+            let room = self.room_bytes().min(most_bytes.saturating_sub(shelf).max(shortest));
+            if room < shortest {
+                return Err(Shortage::Limit);
+            }
+            let chunk_bytes = longest.min(1 << room.ilog2());
+            self.stock_one(chunk_bytes, turn)?;
+            made += chunk_bytes;
+        }
+        Ok(made)
+    }
+
     /// Makes one chunk of `bytes` for the shelf and maps it once, so that mapping it again is the
-    /// cheap kind. A chunk is as good without: a failure of the warming is not an error.
-    pub(crate) fn stock_one(&self, bytes: u64, turn: Turn) -> Result<(), Shortage> {
+    /// cheap kind. A chunk is as good without: a failure of the warming is an error only if it
+    /// keeps the chunk off the shelf.
+    fn stock_one(&self, bytes: u64, turn: Turn) -> Result<(), Shortage> {
+        let _carrying = self.carry();
         let chunk = Arc::new(self.create_chunk(bytes, turn)?);
-        let warm = self.warm(&chunk, turn);
+        let warm = self.warm(&chunk, turn).map_err(Shortage::Driver)?;
         if let Some(chunk) = Arc::into_inner(chunk) {
             self.stock.lock().put(chunk, warm);
         }
         Ok(())
     }
 
-    fn warm(&self, chunk: &Arc<Chunk>, turn: Turn) -> bool {
+    fn warm(&self, chunk: &Arc<Chunk>, turn: Turn) -> Result<bool, DriverError> {
         let mapped = turn
             .with(|| Range::reserve(&self.driver, chunk.bytes(), 0, 0))
             .and_then(|range| turn.with(|| Mapping::map(&range, 0, chunk.clone())));
-        let Ok(mapping) = mapped else { return false };
+        let Ok(mapping) = mapped else { return Ok(false) };
         let granted = turn.with(|| mapping.set_access(&self.plan.grants)).is_ok();
         match turn.with(|| mapping.unmap()) {
-            Ok(chunk) => {
-                drop(chunk);
-                granted
-            }
+            Ok(_) => Ok(granted),
             Err((mapping, error)) => {
                 tracing::warn!(%error, "a chunk could not be unmapped; tried again later");
                 self.keep_stuck(mapping);
-                false
+                Err(error)
             }
         }
     }
@@ -291,10 +339,12 @@ impl Device {
         if stream.capture_info()?.status != vmm_sys::CaptureStatus::None {
             return Ok(None);
         }
-        let spare = self.spare_events.lock().pop();
+        // An event is of one device, and records only streams of it.
+        let home = stream.device() == self.plan.device;
+        let spare = if home { self.spare_events.lock().pop() } else { None };
         let event = match spare {
             Some(event) => event,
-            None => Event::create(&self.driver, self.plan.device)?,
+            None => Event::create(&self.driver, stream.device())?,
         };
         event.record(stream)?;
         Ok(Some(event))

@@ -8,7 +8,7 @@ use vmm_sys::{Call, DeviceId, DriverError};
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The request is larger than any address range.
+    /// The request is larger than could ever be served: four times the device's memory and more.
     #[error("a request of {bytes} bytes is too large: at most {max_bytes} bytes can be asked for")]
     TooLarge {
         /// Asked for.

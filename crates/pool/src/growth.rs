@@ -55,6 +55,8 @@ pub(crate) struct Supply {
     pub(crate) soft_slots: u64,
     /// The growth chunk.
     pub(crate) chunk_slots: u32,
+    /// Create no more than is missing, though shorter chunks cost more each.
+    pub(crate) exact: bool,
 }
 
 /// Where one chunk comes from.
@@ -109,10 +111,10 @@ impl Supply {
     }
 
     /// From the shelf, or new.
-    fn take_fresh(&mut self, want: u32, room: u32) -> Option<(u32, Source)> {
+    fn take_fresh(&mut self, want: u32, room: u32, make: u32) -> Option<(u32, Source)> {
         let taken = match self.take_stock(want, room) {
             Some(slots) => (slots, Source::Stock),
-            None => (self.take_create(want)?, Source::Create),
+            None => (self.take_create(make)?, Source::Create),
         };
         self.soft_slots = self.soft_slots.saturating_sub(u64::from(taken.0));
         Some(taken)
@@ -122,16 +124,19 @@ impl Supply {
         self.take_free(want).map(|(index, slots)| (slots, Source::Free(index)))
     }
 
-    /// One chunk of at most `want` slots, or a longer one that is held and fits in `room`.
-    fn take(&mut self, want: u32, room: u32) -> Option<(u32, Source)> {
+    /// One chunk for a run that lacks `left` slots and has `room` for more. Whole growth chunks:
+    /// at the tail one may reach beyond what is needed.
+    fn take(&mut self, left: u32, room: u32) -> Option<(u32, Source)> {
+        let want = self.chunk_slots.min(1 << room.ilog2());
+        let make = if self.exact { self.chunk_slots.min(1 << left.ilog2()) } else { want };
         let taken = if self.soft_slots >= u64::from(want) {
-            self.take_fresh(want, room).or_else(|| self.take_own(want))
+            self.take_fresh(want, room, make).or_else(|| self.take_own(want))
         } else {
-            self.take_own(want).or_else(|| self.take_fresh(want, room))
+            self.take_own(want).or_else(|| self.take_fresh(want, room, make))
         };
         taken.or_else(|| {
             // The limit leaves less than a whole growth chunk: then a shorter one.
-            let most = self.create_slots.min(u64::from(want)).max(1);
+            let most = self.create_slots.min(u64::from(make)).max(1);
             self.take_create(1 << most.ilog2()).map(|slots| (slots, Source::Create))
         })
     }
@@ -145,9 +150,7 @@ pub(crate) fn cover(runs: &[Run], mut supply: Supply) -> Option<Vec<Piece>> {
         let mut left = run.slots;
         while left > 0 {
             let room = left.saturating_add(run.spare_slots);
-            // Whole chunks only: at the tail a full chunk may reach beyond what is needed.
-            let want = supply.chunk_slots.min(1 << room.ilog2());
-            let (slots, source) = supply.take(want, room)?;
+            let (slots, source) = supply.take(left, room)?;
             pieces.push(Piece { first_slot, slots, source });
             first_slot += slots;
             left = left.saturating_sub(slots);
@@ -167,6 +170,7 @@ mod tests {
             create_slots: u64::MAX,
             soft_slots: u64::MAX,
             chunk_slots: 4,
+            exact: false,
         }
     }
 
@@ -179,6 +183,14 @@ mod tests {
         let pieces = cover(&[run(3, 7, 0), run(20, 1, 100)], supply()).unwrap();
         let lengths: Vec<_> = pieces.iter().map(|p| (p.first_slot, p.slots)).collect();
         assert_eq!(lengths, [(3, 4), (7, 2), (9, 1), (20, 4)]);
+    }
+
+    #[test]
+    fn where_memory_is_short_no_more_is_made_than_is_missing() {
+        let supply = Supply { exact: true, free_chunks: vec![4], soft_slots: 0, ..supply() };
+        let pieces = cover(&[run(0, 7, 100)], supply).unwrap();
+        let lengths: Vec<_> = pieces.iter().map(|p| (p.slots, p.source)).collect();
+        assert_eq!(lengths, [(4, Source::Free(0)), (2, Source::Create), (1, Source::Create)]);
     }
 
     #[test]

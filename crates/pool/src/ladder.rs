@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 use vmm_sys::DeviceId;
 
 use crate::device::Device;
-use crate::lane::{LaneCell, Wait, sweep, trim};
+use crate::lane::{Wait, sweep, trim};
+use crate::lanes::LaneRef;
 use crate::request::Request;
 use crate::turn::Turn;
 
@@ -23,15 +24,17 @@ const CALLBACK_ROUNDS_MAX: u32 = 8;
 /// A rung. The first is where every request starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rung {
-    /// Create what is missing.
+    /// Create what is missing, in whole growth chunks.
     Create,
+    /// Create no more than is missing, in shorter chunks where need be.
+    Exact,
     /// The driver has nothing left: use what the lane and the stock hold.
     OwnOnly,
     /// Wait for what is in the lane's limbo.
     WaitLimbo,
     /// Empty the device's other lanes into the stock.
     OtherLanes,
-    /// Give the stock back: its chunks have the wrong length.
+    /// Give the stock and the lane's own free chunks back: they have the wrong length.
     ReleaseStock,
     /// Empty this process's other pools on the device.
     OtherPools,
@@ -40,7 +43,8 @@ pub(crate) enum Rung {
 }
 
 /// The rungs after the first, in order.
-const RUNGS: [Rung; 6] = [
+const RUNGS: [Rung; 7] = [
+    Rung::Exact,
     Rung::OwnOnly,
     Rung::WaitLimbo,
     Rung::OtherLanes,
@@ -53,7 +57,9 @@ const RUNGS: [Rung; 6] = [
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LadderStats {
-    /// Requests that the driver's refusal or the limit sent to what the lane and the stock hold.
+    /// Requests that the driver's refusal or the limit made be content with shorter chunks.
+    pub exact: u64,
+    /// Those that it sent to what the lane and the stock hold.
     pub own_only: u64,
     /// Waits for a lane's limbo.
     pub waited: u64,
@@ -78,9 +84,10 @@ pub(crate) struct LadderCounts {
 
 impl LadderCounts {
     pub(crate) fn stats(&self) -> LadderStats {
-        let [own_only, waited, other_lanes, stock_released, other_pools, callbacks] =
+        let [exact, own_only, waited, other_lanes, stock_released, other_pools, callbacks] =
             self.climbed.each_ref().map(|count| count.load(Ordering::Relaxed));
         LadderStats {
+            exact,
             own_only,
             waited,
             other_lanes,
@@ -151,12 +158,7 @@ impl Climb {
     }
 
     /// Climbs one rung and does what it stands for. False if none is left: the request fails.
-    pub(crate) fn next(
-        &mut self,
-        device: &Device,
-        cell: &'static LaneCell,
-        request: &Request,
-    ) -> bool {
+    pub(crate) fn next(&mut self, device: &Device, lane: LaneRef, request: &Request) -> bool {
         if self.climbed == RUNGS.len() {
             device.ladder.failed.fetch_add(1, Ordering::Relaxed);
             return false;
@@ -166,12 +168,13 @@ impl Climb {
         self.climbed += 1;
         let wait = if request.may_wait() { Wait::Yes } else { Wait::No };
         match rung {
-            Rung::Create | Rung::OwnOnly => {}
+            Rung::Create | Rung::Exact | Rung::OwnOnly => {}
             Rung::WaitLimbo => {
-                sweep(cell, wait, Turn::Requester);
+                sweep(lane.cell, wait, Turn::Requester);
             }
-            Rung::OtherLanes => empty_lanes(device, Some(cell), wait),
+            Rung::OtherLanes => empty_lanes(device, Some(lane), wait),
             Rung::ReleaseStock => {
+                trim(lane, wait, Turn::Requester);
                 device.release_stock(0, Turn::Requester);
             }
             Rung::OtherPools => {
@@ -193,11 +196,11 @@ impl Climb {
     }
 }
 
-fn empty_lanes(device: &Device, except: Option<&'static LaneCell>, wait: Wait) {
-    let lanes: Vec<_> = device.lanes.lock().values().copied().collect();
-    for cell in lanes {
-        if !except.is_some_and(|own| std::ptr::eq(own, cell)) {
-            trim(cell, wait, Turn::Requester);
+fn empty_lanes(device: &Device, except: Option<LaneRef>, wait: Wait) {
+    let lanes = device.lanes.lock().all();
+    for lane in lanes {
+        if except.is_none_or(|own| own.id != lane.id) {
+            trim(lane, wait, Turn::Requester);
         }
     }
 }

@@ -41,6 +41,7 @@ mod error;
 mod growth;
 mod ladder;
 mod lane;
+mod lanes;
 mod pool;
 mod region;
 mod request;

@@ -12,6 +12,7 @@ use crate::device::{Device, Shortage};
 use crate::error::{Error, OutOfMemory};
 use crate::ladder::{self, Callback};
 use crate::lane::{self, Lane, LaneCell, Wait};
+use crate::lanes::LaneRef;
 use crate::stats::{DeviceStats, PoolStats};
 use crate::turn::Turn;
 
@@ -140,8 +141,8 @@ impl PoolBuilder {
         }
         for device in &devices {
             ladder::register(device);
-            let low = device.plan.stock_low_bytes;
-            stock_up(device, low, Turn::Requester)?;
+            let (low, high) = (device.plan.stock_low_bytes, device.plan.stock_high_bytes);
+            fill(device, low, high)?;
         }
         let background = settings.background.then(|| Background::start(devices.clone())).flatten();
         Ok(Pool(Arc::new(PoolInner { driver, devices, _background: background })))
@@ -149,20 +150,16 @@ impl PoolBuilder {
 }
 
 /// Makes chunks until the shelf holds `bytes`. Returns the bytes made.
-pub(crate) fn stock_up(device: &Device, bytes: u64, turn: Turn) -> Result<u64, Error> {
-    let chunk_bytes = device.plan.stock_chunk_bytes();
-    let mut made = 0;
-    while device.stock.lock().bytes() < bytes {
-        match device.stock_one(chunk_bytes, turn) {
-            Ok(()) => made += chunk_bytes,
-            Err(Shortage::Limit) => return Err(stock_shortage(device, bytes, None)),
-            Err(Shortage::Driver(error)) if error.is_out_of_memory() => {
-                return Err(stock_shortage(device, bytes, Some(error)));
+fn fill(device: &Device, bytes: u64, most_bytes: u64) -> Result<u64, Error> {
+    device.stock_up(bytes, most_bytes, Turn::Requester, &|| false).map_err(
+        |shortage| match shortage {
+            Shortage::Limit => stock_shortage(device, bytes, None),
+            Shortage::Driver(error) if error.is_out_of_memory() => {
+                stock_shortage(device, bytes, Some(error))
             }
-            Err(Shortage::Driver(error)) => return Err(error.into()),
-        }
-    }
-    Ok(made)
+            Shortage::Driver(error) => error.into(),
+        },
+    )
 }
 
 fn stock_shortage(device: &Device, asked_bytes: u64, cause: Option<vmm_sys::DriverError>) -> Error {
@@ -208,30 +205,25 @@ impl Pool {
             return Err(Error::UnknownDevice { device: stream.device() });
         }
         let mut lanes = device.lanes.lock();
-        let open = lanes.get(&stream.id()).copied().and_then(|cell| {
-            let guard = cell.lock();
-            guard.as_ref().filter(|state| !state.closing).map(|state| (cell, state.id))
-        });
-        let (cell, id) = match open {
-            Some(open) => open,
+        let is_open = |lane: &LaneRef| lane.lock().is_some_and(|state| !state.closing);
+        let lane = match lanes.of(stream.id()).filter(is_open) {
+            Some(lane) => lane,
             None => {
-                let (cell, id) = LaneCell::open(device.clone(), stream.clone());
-                lanes.insert(stream.id(), cell);
-                (cell, id)
+                let lane = LaneCell::open(device.clone(), stream.clone());
+                lanes.add(stream.id(), lane);
+                lane
             }
         };
         drop(lanes);
-        Ok(Lane::new(cell, id, device.clone(), stream.clone(), self.0.clone()))
+        Ok(Lane::new(lane, device.clone(), stream.clone(), self.0.clone()))
     }
 
     /// Says that `stream` is about to be gone: its lane takes no further requests, and gives
     /// everything back with its last buffer. Waits for the stream's work if no buffer is left.
     pub fn close_lane(&self, stream: &Stream) {
         let Ok(device) = self.device(stream.device()) else { return };
-        let cell = device.lanes.lock().get(&stream.id()).copied();
-        if let Some(cell) = cell {
-            close(cell);
-        }
+        let lane = device.lanes.lock().of(stream.id());
+        lane.into_iter().for_each(close);
     }
 
     /// Makes chunks ahead of need until the stock of `device` holds `bytes`. Returns the bytes
@@ -240,7 +232,7 @@ impl Pool {
     /// # Errors
     /// Out of memory, of the limit or of the driver; what was made stays in the stock.
     pub fn prefill(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
-        stock_up(self.device(device)?, bytes, Turn::Requester)
+        fill(self.device(device)?, bytes, u64::MAX)
     }
 
     /// Gives everything idle on `device` back to the driver: free chunks of every lane, and the
@@ -256,9 +248,9 @@ impl Pool {
         let span = tracing::debug_span!("vmm_pool.trim", device = device.plan.device.0);
         let _entered = span.enter();
         let before = device.held_bytes();
-        let cells: Vec<_> = device.lanes.lock().values().copied().collect();
-        for cell in cells {
-            lane::trim(cell, Wait::Yes, Turn::Requester);
+        let lanes = device.lanes.lock().all();
+        for lane in lanes {
+            lane::trim(lane, Wait::Yes, Turn::Requester);
         }
         device.release_stock(0, Turn::Requester);
         Ok(before.saturating_sub(device.held_bytes()))
@@ -301,16 +293,13 @@ impl Pool {
     }
 }
 
-fn close(cell: &'static LaneCell) {
-    let idle = {
-        let mut guard = cell.lock();
-        guard.as_mut().is_some_and(|state| {
-            state.closing = true;
-            state.should_retire()
-        })
-    };
+fn close(lane: LaneRef) {
+    let idle = lane.lock().is_some_and(|mut state| {
+        state.closing = true;
+        state.should_retire()
+    });
     if idle {
-        lane::retire(cell);
+        lane::retire(lane.cell);
     }
 }
 
@@ -320,8 +309,8 @@ impl Drop for PoolInner {
             return;
         }
         for device in &self.devices {
-            let cells: Vec<_> = device.lanes.lock().values().copied().collect();
-            cells.into_iter().for_each(close);
+            let lanes = device.lanes.lock().all();
+            lanes.into_iter().for_each(close);
         }
     }
 }

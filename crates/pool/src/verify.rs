@@ -1,21 +1,25 @@
 //! The walker: checks every invariant of a device's pool (docs/INVARIANTS.md).
 
+use std::collections::HashSet;
 use std::sync::Arc;
+
+use vmm_sys::object::{Chunk, Mapping};
 
 use crate::device::Device;
 use crate::lane::LaneState;
 
-/// Walks one device. Sums are checked only while no thread is at the driver for one of its lanes.
+/// Walks one device. Sums are checked only while no thread has memory of it in its hands.
 pub(crate) fn device(device: &Device) -> Result<(), String> {
+    let carries = device.carries();
     let name = device.plan.device;
     // Held on, so that two threads never lock the same lanes in two orders.
     let lanes = device.lanes.lock();
-    let guards: Vec<_> = lanes.values().map(|cell| cell.lock()).collect();
-    let states: Vec<&LaneState> = guards.iter().filter_map(|guard| guard.as_ref()).collect();
-    for (cell, guard) in lanes.values().zip(&guards) {
-        let Some(state) = guard.as_ref() else { continue };
+    let lanes = lanes.all();
+    let guards: Vec<_> = lanes.iter().filter_map(|lane| Some((lane, lane.lock()?))).collect();
+    let states: Vec<&LaneState> = guards.iter().map(|(_, guard)| &**guard).collect();
+    for (reference, state) in &guards {
         lane(state).map_err(|text| format!("{name}, {:?}: {text}", state.stream))?;
-        if !state.is_listed_right(cell) {
+        if !state.is_listed_right(reference.cell) {
             return Err(format!("{name}, {:?}: the directory does not find it", state.stream));
         }
     }
@@ -27,15 +31,12 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
         return Ok(());
     }
     let mapped: u64 = states.iter().map(|state| state.region.mapped_bytes()).sum();
-    // A chunk whose only mapping is a retired one is on its way to the shelf.
-    let leaving: u64 = states
-        .iter()
-        .flat_map(|state| &state.limbo.retired)
-        .filter(|entry| Arc::strong_count(entry.mapping.chunk()) == 1)
-        .map(|entry| entry.mapping.bytes())
-        .sum();
-    let shelf = device.stock.lock().bytes() + device.stuck_bytes();
+    let leaving = leaving_bytes(&states, &device.stuck.lock());
+    let shelf = device.stock.lock().bytes();
     let held = device.held_bytes();
+    if carries.is_none() || device.carries() != carries {
+        return Ok(());
+    }
     if held != mapped + leaving + shelf {
         return Err(format!(
             "{name}: {held} bytes are booked, but {mapped} are mapped, {leaving} leaving and \
@@ -46,6 +47,21 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
         return Err(format!("{name}: {held} bytes exceed the limit {}", device.plan.limit_bytes));
     }
     Ok(())
+}
+
+/// Bytes of the chunks that stand at addresses of no use any more, and only there: on their way to
+/// the shelf.
+fn leaving_bytes(states: &[&LaneState], stuck: &[Mapping]) -> u64 {
+    let placed = states.iter().flat_map(|state| state.region.placed());
+    let mut known: HashSet<*const Chunk> =
+        placed.map(|(_, placed)| Arc::as_ptr(placed.mapping.chunk())).collect();
+    let retired = states.iter().flat_map(|state| &state.limbo.retired);
+    retired
+        .map(|entry| &entry.mapping)
+        .chain(stuck)
+        .filter(|mapping| known.insert(Arc::as_ptr(mapping.chunk())))
+        .map(Mapping::bytes)
+        .sum()
 }
 
 fn lane(state: &LaneState) -> Result<(), String> {

@@ -8,7 +8,7 @@ use vmm_sys::object::{Chunk, Mapping};
 
 use super::limbo::Retired;
 use super::window::Window;
-use super::{Gate, Lane, LaneState};
+use super::{Gate, Lane, LaneState, retire};
 use crate::device::{Device, Shortage};
 use crate::growth::{Piece, Source};
 use crate::region::{Region, Segment};
@@ -174,4 +174,10 @@ pub(super) fn hand_back(lane: &Lane, claim: Claim) {
     }
     device.limbo_grew(stuck.len());
     state.limbo.retired.extend(stuck);
+    // The lane may have been closed meanwhile, and nobody else comes by any more.
+    let should_retire = state.should_retire();
+    drop(guard);
+    if should_retire {
+        retire(lane.cell);
+    }
 }

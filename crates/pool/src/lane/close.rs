@@ -1,22 +1,29 @@
 //! Giving memory back: trim a lane's free chunks, retire a lane for good.
 
+use vmm_sys::object::{RelaxedCapture, Stream};
+
 use super::{Gate, LaneCell, LaneState, Wait, sweep};
 use crate::device::Device;
 use crate::lane::limbo::Retired;
+use crate::lanes::LaneRef;
 use crate::turn::Turn;
 
 /// Takes the lane's wholly free chunks out of its addresses; their memory goes to the stock once
 /// the stream has passed its present work, which is waited for only if `wait` says so.
-pub(crate) fn trim(cell: &'static LaneCell, wait: Wait, turn: Turn) {
+pub(crate) fn trim(lane: LaneRef, wait: Wait, turn: Turn) {
+    // What is only held up by unfinished work may become a free chunk.
+    if lane.lock().is_none() {
+        return;
+    }
+    sweep(lane.cell, wait, turn);
     {
-        let mut guard = cell.lock();
-        let Some(state) = guard.as_mut() else { return };
+        let Some(mut state) = lane.lock() else { return };
         state.heap.drain();
         for key in state.free_chunks(0, 0) {
             state.retire_chunk(key);
         }
     }
-    sweep(cell, wait, turn);
+    sweep(lane.cell, wait, turn);
 }
 
 impl LaneState {
@@ -72,24 +79,15 @@ impl LaneState {
 /// stream's work, and its memory goes to the stock.
 #[cold]
 pub(crate) fn retire(cell: &'static LaneCell) {
-    let state = {
-        let mut guard = cell.lock();
-        // Somebody else may have been faster.
-        if !guard.as_ref().is_some_and(LaneState::should_retire) {
-            return;
-        }
-        guard.take()
-    };
-    let Some(mut state) = state else { return };
-    state.unlist(cell);
+    let mut guard = cell.lock();
+    // Somebody else may have been faster.
+    let Some(mut state) = guard.take_if(|state| state.should_retire()) else { return };
     let device = state.device.clone();
-    {
-        let mut lanes = device.lanes.lock();
-        let id = state.stream.id();
-        if lanes.get(&id).is_some_and(|known| std::ptr::eq(*known, cell)) {
-            lanes.remove(&id);
-        }
-    }
+    // Before the lock goes: nobody may find the lane gone and its memory nowhere.
+    let _carrying = device.carry();
+    state.unlist(cell);
+    drop(guard);
+    device.lanes.lock().remove(state.stream.id(), state.id);
     tear_down(state, &device);
     cell.give_back_shell();
 }
@@ -120,23 +118,46 @@ fn tear_down(mut state: LaneState, device: &Device) {
 /// Unmap does not wait by itself, so the lane's last users are waited for first. A stream that is
 /// being captured has no work of its own to wait for; a lost context has none any more.
 fn wait_for_users(state: &LaneState, device: &Device) {
-    match device.gate(&state.stream) {
-        Ok(Some(event)) => {
-            if let Err(error) = event.wait() {
-                tracing::debug!(%error, "the end of the stream's work is not known");
-            }
-            device.spare(event);
-        }
-        Ok(None) => {}
-        Err(error) => tracing::debug!(%error, "the end of the stream's work is not known"),
+    // A wait would end the capture of another thread.
+    let relaxed = RelaxedCapture::enter(&device.driver);
+    if let Err(error) = &relaxed {
+        tracing::debug!(%error, "captures are not kept from harm");
     }
+    let mut waited = vec![(state.stream.device(), state.stream.id())];
+    wait_for_stream(&state.stream, device);
     for gate in state.limbo.parked.iter().flat_map(|parked| parked.gates()) {
-        let waited = match gate {
-            Gate::Event(event) => event.wait(),
-            Gate::Unrecorded(_) | Gate::Passed => Ok(()),
-        };
-        if let Err(error) = waited {
-            tracing::debug!(%error, "the end of another stream's work is not known");
+        match gate {
+            Gate::Event(recorded) => {
+                if let Err(error) = recorded.wait() {
+                    tracing::warn!(%error, "the end of another stream's work is not known");
+                }
+            }
+            Gate::Unrecorded(stream) => {
+                let key = (stream.device(), stream.id());
+                if !waited.contains(&key) {
+                    waited.push(key);
+                    wait_for_stream(stream, device);
+                }
+            }
+            Gate::Passed => {}
         }
+    }
+}
+
+/// Waits for the work that is enqueued on a stream now. Without an event, the stream itself is
+/// waited for.
+fn wait_for_stream(stream: &Stream, device: &Device) {
+    let waited = match device.gate(stream) {
+        // Being captured: what is recorded does not run.
+        Ok(None) => return,
+        Ok(Some(event)) => {
+            let waited = event.wait();
+            device.spare(event);
+            waited
+        }
+        Err(_) => stream.synchronize(),
+    };
+    if let Err(error) = waited.or_else(|_| stream.synchronize()) {
+        tracing::warn!(%error, ?stream, "the end of the stream's work is not known");
     }
 }

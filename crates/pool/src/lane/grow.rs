@@ -46,6 +46,18 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
     if device.driver.is_gone() {
         return Err(Error::DriverGone);
     }
+    let shelf_bytes = device.stock.lock().bytes();
+    let served = climb_to_memory(lane, request);
+    if served.is_err() {
+        // What was made for this request alone is of no use to anybody.
+        device.release_stock(shelf_bytes, Turn::Requester);
+    }
+    served
+}
+
+/// Tries, and does what the next rung of the ladder says after each shortage.
+fn climb_to_memory(lane: &Lane, request: &Request) -> Result<Buffer, Error> {
+    let device = &*lane.device;
     let mut climb = Climb::new();
     let mut cause = None;
     for _ in 0..ROUNDS_MAX {
@@ -55,7 +67,7 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
             Outcome::Reserve(miss) => reserve(lane, &miss)?,
             Outcome::Short(refusal) => {
                 cause = refusal.or(cause);
-                if !climb.next(device, lane.cell, request) {
+                if !climb.next(device, lane.reference(), request) {
                     break;
                 }
             }
@@ -145,6 +157,7 @@ fn plan(
         create_slots: create,
         soft_slots: soft,
         chunk_slots,
+        exact: rung != Rung::Create,
     };
     let Some(pieces) = growth::cover(&runs, supply) else { return Planned::Short };
     let mut take = |slots: u32| stock.take(u64::from(slots) * slot_bytes);

@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use vmm_sys::StreamId;
 use vmm_sys::object::{Event, Mapping, RelaxedCapture, Stream};
+use vmm_sys::{DeviceId, DriverResult, StreamId};
 
 use super::{LaneCell, retire};
 use crate::device::Device;
@@ -21,9 +21,23 @@ pub(crate) enum Gate {
     /// the gate stricter.
     Unrecorded(Stream),
     /// Passes with this event.
-    Event(Arc<Event>),
+    Event(Arc<Recorded>),
     /// Nothing to wait for.
     Passed,
+}
+
+/// An event and the stream that it was recorded on, which can be waited for in its place.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    event: Event,
+    stream: Stream,
+}
+
+impl Recorded {
+    /// Waits for the event; if that cannot be, for all of its stream.
+    pub(crate) fn wait(&self) -> DriverResult<()> {
+        self.event.wait().or_else(|_| self.stream.synchronize())
+    }
 }
 
 /// A freed block that other streams used.
@@ -99,7 +113,7 @@ pub(crate) fn free_crossed(cell: &'static LaneCell, offset: u64, bytes: u64, str
 /// A gate behind what is enqueued on `stream` now.
 fn record(device: &Device, stream: Stream) -> Gate {
     match device.gate(&stream) {
-        Ok(Some(event)) => Gate::Event(Arc::new(event)),
+        Ok(Some(event)) => Gate::Event(Arc::new(Recorded { event, stream })),
         Ok(None) => Gate::Unrecorded(stream),
         Err(error) => {
             tracing::debug!(%error, ?stream, "a gate could not be recorded; tried again later");
@@ -112,10 +126,10 @@ fn record(device: &Device, stream: Stream) -> Gate {
 struct Asker<'a> {
     device: &'a Device,
     wait: Wait,
-    recorded: Vec<(StreamId, Gate)>,
+    recorded: Vec<((DeviceId, StreamId), Gate)>,
     /// Answers, with the events themselves: an event that is kept cannot leave its place in
     /// memory to a younger one, which would then inherit the answer.
-    asked: Vec<(Arc<Event>, bool)>,
+    asked: Vec<(Arc<Recorded>, bool)>,
 }
 
 impl<'a> Asker<'a> {
@@ -126,12 +140,14 @@ impl<'a> Asker<'a> {
     /// Whether the gate has passed, after recording it if that was still to be done.
     fn ask(&mut self, gate: &mut Gate) -> bool {
         if let Gate::Unrecorded(stream) = gate {
-            let known = self.recorded.iter().find(|(id, _)| *id == stream.id());
+            // Legacy streams of two devices may share an identity.
+            let key = (stream.device(), stream.id());
+            let known = self.recorded.iter().find(|(known, _)| *known == key);
             let now = match known {
                 Some((_, gate)) => gate.clone(),
                 None => {
                     let now = record(self.device, stream.clone());
-                    self.recorded.push((stream.id(), now.clone()));
+                    self.recorded.push((key, now.clone()));
                     now
                 }
             };
@@ -148,28 +164,29 @@ impl<'a> Asker<'a> {
         passed
     }
 
-    fn passed(&mut self, event: &Arc<Event>) -> bool {
-        if let Some((_, passed)) = self.asked.iter().find(|(known, _)| Arc::ptr_eq(known, event)) {
+    fn passed(&mut self, recorded: &Arc<Recorded>) -> bool {
+        let known = self.asked.iter().find(|(known, _)| Arc::ptr_eq(known, recorded));
+        if let Some((_, passed)) = known {
             return *passed;
         }
         let answer = match self.wait {
-            Wait::No => event.passed(),
-            Wait::Yes => event.wait().map(|()| true),
+            Wait::No => recorded.event.passed(),
+            Wait::Yes => recorded.event.wait().map(|()| true),
         };
         let passed = answer.unwrap_or_else(|error| {
             tracing::debug!(%error, "a gate could not be asked; its memory stays in limbo");
             false
         });
-        self.asked.push((event.clone(), passed));
+        self.asked.push((recorded.clone(), passed));
         passed
     }
 
     /// Events that nobody waits for any more can be recorded again.
     fn finish(mut self) {
         self.recorded.clear();
-        for (event, passed) in self.asked {
-            if passed && let Some(event) = Arc::into_inner(event) {
-                self.device.spare(event);
+        for (recorded, passed) in self.asked {
+            if passed && let Some(recorded) = Arc::into_inner(recorded) {
+                self.device.spare(recorded.event);
             }
         }
     }

@@ -35,6 +35,7 @@ use crate::config::Plan;
 use crate::device::Device;
 use crate::directory;
 use crate::error::Error;
+use crate::lanes::LaneRef;
 use crate::pool::PoolInner;
 use crate::region::Region;
 use crate::request::Request;
@@ -134,7 +135,7 @@ impl LaneCell {
     }
 
     /// A shell with a new, empty lane in it.
-    pub(crate) fn open(device: Arc<Device>, stream: Stream) -> (&'static LaneCell, u64) {
+    pub(crate) fn open(device: Arc<Device>, stream: Stream) -> LaneRef {
         let id = NEXT_LANE.fetch_add(1, Ordering::Relaxed);
         let state = LaneState {
             id,
@@ -153,7 +154,7 @@ impl LaneCell {
         let vacant = VACANT.lock().pop();
         let cell = vacant.unwrap_or_else(directory::new_shell);
         *cell.lock() = Some(state);
-        (cell, id)
+        LaneRef { cell, id }
     }
 
     fn give_back_shell(&'static self) {
@@ -245,8 +246,7 @@ pub struct Lane {
 
 impl Lane {
     pub(crate) fn new(
-        cell: &'static LaneCell,
-        id: u64,
+        LaneRef { cell, id }: LaneRef,
         device: Arc<Device>,
         stream: Stream,
         pool: Arc<PoolInner>,
@@ -323,6 +323,10 @@ impl Lane {
 
     /// The length of the largest request that would succeed now without new memory, in bytes.
     pub fn largest_free_bytes(&self) -> u64 {
-        self.cell.lock().as_ref().map_or(0, |state| state.heap.largest_free_bytes())
+        self.reference().lock().map_or(0, |state| state.heap.largest_free_bytes())
+    }
+
+    fn reference(&self) -> LaneRef {
+        LaneRef { cell: self.cell, id: self.id }
     }
 }
