@@ -1,0 +1,332 @@
+//! Random scripts: the setups and the actions that a seed stands for.
+
+use vmm_pool::Placement;
+use vmm_sys::{Call, ResultCode};
+
+use crate::action::Action;
+use crate::rng::Rng;
+use crate::script::Script;
+use crate::setup::Setup;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// What kind of run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Nothing goes wrong at the driver, and no thread runs beside.
+    Plain,
+    /// Driver calls fail.
+    Faulty,
+    /// The pool has its background thread.
+    Background,
+}
+
+/// The run of a seed.
+pub fn script(profile: Profile, seed: u64, steps: usize) -> Script {
+    let mut rng = Rng::new(seed);
+    let setup = setup(profile, &mut rng);
+    let mut generator = Generator::new(profile, &setup, rng);
+    let actions = (0..steps).map(|step| generator.action(step)).collect();
+    Script { setup, actions }
+}
+
+fn setup(profile: Profile, rng: &mut Rng) -> Setup {
+    let granularities = [(60, 2 * MIB), (15, 64 * KIB), (15, 4 * KIB), (10, 512 * MIB)];
+    let granularity_bytes = rng.weighted(&granularities);
+    let huge = granularity_bytes > 32 * MIB;
+    let chunks = [None, Some(2 * MIB), Some(32 * MIB)];
+    let chunk_bytes = if huge { None } else { rng.pick(&chunks) };
+    let limit_bytes = rng.chance(500).then(|| match huge {
+        true => rng.pick(&[1, 2, 4]) * granularity_bytes + rng.below(granularity_bytes),
+        false => 4 * MIB + rng.below(150 * MIB),
+    });
+    // A small device makes the driver refuse instead of the limit.
+    let device_bytes = match (huge, rng.chance(150)) {
+        (true, _) => 8 * GIB,
+        (false, true) => rng.pick(&[64, 128, 250]) * MIB,
+        (false, false) => 16 * GIB,
+    };
+    let stocked = limit_bytes.is_none() && !huge && device_bytes > GIB && rng.chance(200);
+    let stock_low_bytes = if stocked { rng.below(70 * MIB) } else { 0 };
+    let high_bytes = stock_low_bytes + rng.below(64 * MIB);
+    Setup {
+        devices: 1 + u32::from(rng.chance(300)),
+        granularity_bytes,
+        device_bytes,
+        modelled_time: rng.chance(300),
+        chunk_bytes,
+        placement: rng.pick(&[Placement::Buddy, Placement::FirstFit]),
+        soft_limit: rng.pick(&[None, Some(0.01), Some(0.0)]),
+        limit_bytes,
+        stock_low_bytes,
+        stock_high_bytes: rng.chance(200).then_some(high_bytes),
+        background: profile == Profile::Background,
+    }
+}
+
+/// How large the requests of one run are, mostly.
+#[derive(Clone, Copy, Debug)]
+enum Sizes {
+    Small,
+    Large,
+    Mixed,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Stream,
+    Alloc,
+    Free,
+    Record,
+    Use,
+    Check,
+    Hold,
+    Release,
+    Busy,
+    Trim,
+    Prefill,
+    CloseLane,
+    ResetPeaks,
+    DropPool,
+    Fault,
+    ClearFaults,
+}
+
+const KINDS: &[(u64, Kind)] = &[
+    (20, Kind::Stream),
+    (360, Kind::Alloc),
+    (280, Kind::Free),
+    (20, Kind::Record),
+    (90, Kind::Use),
+    (40, Kind::Check),
+    (35, Kind::Hold),
+    (50, Kind::Release),
+    (30, Kind::Busy),
+    (25, Kind::Trim),
+    (10, Kind::Prefill),
+    (10, Kind::CloseLane),
+    (6, Kind::ResetPeaks),
+    (4, Kind::DropPool),
+];
+
+const FAULTY_KINDS: &[(u64, Kind)] = &[(60, Kind::Fault), (40, Kind::ClearFaults)];
+
+/// Calls that the pool makes, and that may fail. Not among them: `cuEventDestroy`, since an event
+/// that cannot be destroyed is let go.
+const FAULTY_CALLS: &[Call] = &[
+    Call::MemCreate,
+    Call::MemCreate,
+    Call::MemMap,
+    Call::MemMap,
+    Call::MemSetAccess,
+    Call::MemSetAccess,
+    Call::MemUnmap,
+    Call::MemRelease,
+    Call::MemAddressReserve,
+    Call::MemAddressFree,
+    Call::MemGetInfo,
+    Call::EventCreate,
+    Call::EventRecord,
+    Call::EventQuery,
+    Call::EventSynchronize,
+    Call::StreamGetCaptureInfo,
+    Call::ThreadExchangeStreamCaptureMode,
+];
+
+const FAULT_CODES: &[ResultCode] = &[
+    ResultCode::OUT_OF_MEMORY,
+    ResultCode::OUT_OF_MEMORY,
+    ResultCode::INVALID_VALUE,
+    ResultCode::UNKNOWN,
+    ResultCode::NOT_SUPPORTED,
+];
+
+struct Generator {
+    rng: Rng,
+    kinds: Vec<(u64, Kind)>,
+    sizes: Sizes,
+    devices: u32,
+    large_max_bytes: u64,
+    /// Buffers that are probably alive, oldest first.
+    live: Vec<u32>,
+    next_buffer: u32,
+    streams: u32,
+    live_max: usize,
+}
+
+impl Generator {
+    fn new(profile: Profile, setup: &Setup, mut rng: Rng) -> Generator {
+        let mut kinds = KINDS.to_vec();
+        if profile == Profile::Faulty {
+            kinds.extend(FAULTY_KINDS);
+        }
+        let limit_bytes = setup.limit_bytes.unwrap_or(u64::MAX).min(setup.device_bytes);
+        Generator {
+            kinds,
+            sizes: rng.pick(&[Sizes::Small, Sizes::Large, Sizes::Mixed, Sizes::Mixed]),
+            devices: setup.devices,
+            large_max_bytes: (limit_bytes / 2).clamp(8 * MIB, 48 * MIB),
+            live: Vec::new(),
+            next_buffer: 0,
+            streams: 0,
+            live_max: rng.pick(&[4, 12, 40]),
+            rng,
+        }
+    }
+
+    fn action(&mut self, step: usize) -> Action {
+        // Something to work on first: a stream of each device.
+        if step < self.devices as usize {
+            return self.stream(step as u32);
+        }
+        match self.rng.weighted(&self.kinds) {
+            Kind::Stream => {
+                let device = self.rng.below(u64::from(self.devices)) as u32;
+                if self.streams < 5 { self.stream(device) } else { self.alloc() }
+            }
+            Kind::Alloc if self.live.len() < self.live_max => self.alloc(),
+            Kind::Alloc | Kind::Free => self.free(),
+            Kind::Record => Action::Record { buffer: self.buffer(), stream: self.some_stream() },
+            Kind::Use => Action::Use { buffer: self.buffer(), stream: self.some_stream() },
+            Kind::Check => Action::Check { buffer: self.buffer() },
+            Kind::Hold => Action::Hold { stream: self.some_stream() },
+            Kind::Release => Action::Release { stream: self.some_stream() },
+            Kind::Busy => {
+                let us = 1 + self.rng.below(500);
+                Action::Busy { stream: self.some_stream(), us }
+            }
+            Kind::Trim => Action::Trim { device: self.device() },
+            Kind::Prefill => {
+                let bytes = 1 + self.rng.below(40 * MIB);
+                Action::Prefill { device: self.device(), bytes }
+            }
+            Kind::CloseLane => Action::CloseLane { stream: self.some_stream() },
+            Kind::ResetPeaks => Action::ResetPeaks,
+            Kind::DropPool => Action::DropPool,
+            Kind::Fault => Action::Fault {
+                call: self.rng.pick(FAULTY_CALLS),
+                at: 1 + self.rng.below(4),
+                code: self.rng.pick(FAULT_CODES),
+                times: self.rng.pick(&[1, 1, 2, 5, 1000]),
+            },
+            Kind::ClearFaults => Action::ClearFaults,
+        }
+    }
+
+    fn stream(&mut self, device: u32) -> Action {
+        self.streams += 1;
+        Action::Stream { stream: self.streams - 1, device }
+    }
+
+    fn alloc(&mut self) -> Action {
+        let buffer = self.next_buffer;
+        self.next_buffer += 1;
+        self.live.push(buffer);
+        let bytes = self.bytes();
+        let align = self.align();
+        let wait = self.rng.chance(850);
+        Action::Alloc { buffer, stream: self.some_stream(), bytes, align, wait }
+    }
+
+    fn bytes(&mut self) -> u64 {
+        let rng = &mut self.rng;
+        let odd = rng.below(1000);
+        let (small, edge, large, absurd) = match self.sizes {
+            Sizes::Small => (800, 150, 45, 5),
+            Sizes::Large => (100, 100, 795, 5),
+            Sizes::Mixed => (400, 200, 395, 5),
+        };
+        match rng.weighted(&[(small, 0), (edge, 1), (large, 2), (absurd, 3)]) {
+            0 => 1 + rng.below(64 * KIB),
+            1 => rng.pick(&[
+                0,
+                1,
+                255,
+                256,
+                257,
+                511,
+                512,
+                513,
+                4096,
+                256 * KIB - 1,
+                256 * KIB,
+                256 * KIB + 1,
+                2 * MIB - 1,
+                2 * MIB,
+                2 * MIB + 1,
+                6912,
+                3_612_672,
+            ]),
+            2 => {
+                // Small ones of the large more often: like a product of two.
+                let share = 1 + rng.below(1000);
+                (self.large_max_bytes / 1000 * share * (1 + rng.below(1000)) / 1000).max(1) + odd
+            }
+            _ => rng.pick(&[
+                u64::MAX,
+                u64::MAX - 1,
+                u64::MAX - 255,
+                u64::MAX - (2 * MIB - 1),
+                1 << 63,
+                (1 << 63) - 1,
+                (1 << 46) + 1,
+                1 << 40,
+            ]),
+        }
+    }
+
+    fn align(&mut self) -> u64 {
+        let rng = &mut self.rng;
+        match rng.below(100) {
+            0..80 => 256,
+            80..98 => rng.pick(&[1, 32, 512, 1024, 4096, 64 * KIB, 2 * MIB, 32 * MIB]),
+            _ => rng.pick(&[0, 3, 1 << 63, 1 << 35, 768]),
+        }
+    }
+
+    fn free(&mut self) -> Action {
+        if self.live.is_empty() {
+            return self.alloc();
+        }
+        // The newest or the oldest more often than any other: stacks and queues.
+        let index = match self.rng.below(4) {
+            0 => 0,
+            1 => self.live.len() - 1,
+            _ => self.rng.below(self.live.len() as u64) as usize,
+        };
+        Action::Free { buffer: self.live.remove(index) }
+    }
+
+    fn buffer(&mut self) -> u32 {
+        match self.live.as_slice() {
+            [] => 0,
+            live => self.rng.pick(live),
+        }
+    }
+
+    fn some_stream(&mut self) -> u32 {
+        self.rng.below(u64::from(self.streams.max(1))) as u32
+    }
+
+    fn device(&mut self) -> u32 {
+        self.rng.below(u64::from(self.devices)) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seed_is_the_script_and_the_script_is_its_text() {
+        for profile in [Profile::Plain, Profile::Faulty, Profile::Background] {
+            for seed in 0..50 {
+                let script = script(profile, seed, 60);
+                assert_eq!(script, super::script(profile, seed, 60));
+                assert_eq!(script.to_string().parse(), Ok(script));
+            }
+        }
+    }
+}

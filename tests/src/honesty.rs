@@ -1,0 +1,103 @@
+//! Whether a refusal is one that had to be.
+
+use std::collections::BTreeMap;
+use std::mem::Discriminant;
+
+use vmm_pool::{Error, Lane, OutOfMemory, Request};
+
+use crate::model::Entry;
+use crate::setup::Setup;
+
+/// A request is refused outright above this, or 32 Mi granules, or four times the device.
+const REQUEST_MAX_BYTES: u64 = 1 << 46;
+/// But not below this.
+const REQUEST_MAX_FLOOR_BYTES: u64 = 64 << 30;
+/// Requests up to this are placed in slabs.
+const SMALL_MAX_BYTES: u64 = 256 << 10;
+const SLAB_BYTES: u64 = 2 << 20;
+/// Ranges start at a multiple of this, or of the longest chunk.
+const ALIGN_MAX_BYTES: u64 = 32 << 20;
+
+/// The kind of error that a request must meet before anything is touched.
+pub(crate) fn must_refuse(setup: &Setup, request: &Request) -> Option<Discriminant<Error>> {
+    let (bytes, align_bytes) = (request.bytes(), request.align_bytes());
+    let device_bytes = (4 * setup.device_bytes).max(REQUEST_MAX_FLOOR_BYTES);
+    let max_bytes = REQUEST_MAX_BYTES.min(setup.granularity_bytes << 25).min(device_bytes);
+    if bytes > max_bytes {
+        let error = Error::TooLarge { bytes, max_bytes };
+        return Some(std::mem::discriminant(&error));
+    }
+    let longest = setup.chunk_bytes.unwrap_or(setup.granularity_bytes);
+    let max_bytes = ALIGN_MAX_BYTES.max(longest);
+    if !align_bytes.is_power_of_two() || align_bytes > max_bytes {
+        let error = Error::BadAlignment { align_bytes, max_bytes };
+        return Some(std::mem::discriminant(&error));
+    }
+    None
+}
+
+/// The figures in an out-of-memory error.
+///
+/// # Errors
+/// In words, what is wrong with them.
+pub(crate) fn check_figures(facts: &OutOfMemory) -> Result<(), String> {
+    if !facts.stats.adds_up() || facts.largest_bytes > facts.stats.idle_bytes {
+        return Err(format!("an error with wrong figures: {facts:?}"));
+    }
+    Ok(())
+}
+
+/// A shortage is honest only if the request would not fit were every free chunk given back: chunks
+/// that hold nothing alive count against nobody.
+///
+/// # Errors
+/// In words, that there was room.
+pub(crate) fn check_shortage<'a>(
+    setup: &Setup,
+    lane: &Lane,
+    pool: u64,
+    request: &Request,
+    entries: impl Iterator<Item = &'a Entry>,
+) -> Result<(), String> {
+    let device = lane.device();
+    let mut pinned: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut foreign_bytes = 0;
+    for entry in entries.filter(|entry| entry.device == device.0 && entry.bytes > 0) {
+        if entry.pool != pool {
+            // An earlier pool's lane gives nothing back before its last buffer goes.
+            foreign_bytes = setup.device_bytes;
+            continue;
+        }
+        let (mut at, mut end) = (entry.address, entry.address + entry.bytes);
+        if is_small(entry.bytes, entry.align) {
+            // The whole slab is taken.
+            at -= at % SLAB_BYTES;
+            end = at + SLAB_BYTES;
+        }
+        while at < end {
+            let range = lane.stream().driver().address_range(at);
+            let (base, bytes) = range.map_err(|error| format!("{at:#x} is live: {error}"))?;
+            pinned.insert(base, bytes);
+            at = base + bytes;
+        }
+    }
+    let granularity = setup.granularity_bytes;
+    let limit_bytes = setup.limit_bytes.unwrap_or(u64::MAX);
+    let limit_bytes = limit_bytes - limit_bytes % granularity;
+    let device_bytes = setup.device_bytes.saturating_sub(foreign_bytes);
+    let room = limit_bytes.min(device_bytes).saturating_sub(pinned.values().sum());
+    let small = is_small(request.bytes(), request.align_bytes());
+    let need = if small { SLAB_BYTES } else { request.bytes() };
+    let need = need.next_multiple_of(granularity);
+    if need <= room {
+        return Err(format!(
+            "{request:?} was refused for want of memory, but needs {need} bytes of chunks and \
+             {room} bytes hold nothing alive"
+        ));
+    }
+    Ok(())
+}
+
+fn is_small(bytes: u64, align_bytes: u64) -> bool {
+    bytes <= SMALL_MAX_BYTES && align_bytes <= 512
+}

@@ -1,0 +1,197 @@
+//! [`Model`]: what must be true of the pool, kept in the slowest and most obvious way.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vmm_pool::DeviceStats;
+
+use crate::contents::Contents;
+use crate::shadow::{Owner, Shadow};
+
+/// A live buffer, as the script sees it.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Asked for.
+    pub bytes: u64,
+    /// Asked for.
+    pub align: u64,
+    /// Given.
+    pub address: u64,
+    /// Home.
+    pub device: u32,
+    /// The stream of its lane.
+    pub stream: u32,
+    /// Which pool of the run it came from.
+    pub pool: u64,
+    /// Its lane takes no more requests: the last buffer's drop ends it.
+    pub lane_closed: bool,
+    /// What it must hold.
+    pub contents: Contents,
+    /// Streams told to the pool, other than its lane's.
+    pub recorded: BTreeSet<u32>,
+}
+
+/// Freed memory that held work may still touch.
+#[derive(Clone, Debug)]
+struct Parked {
+    number: u32,
+    entry: Entry,
+    waits_for: BTreeSet<u32>,
+}
+
+/// The state of a run.
+#[derive(Debug, Default)]
+pub struct Model {
+    entries: BTreeMap<u32, Entry>,
+    shadow: Shadow,
+    parked: Vec<Parked>,
+    held: BTreeSet<u32>,
+}
+
+impl Model {
+    /// A live buffer.
+    pub fn entry(&self, number: u32) -> Option<&Entry> {
+        self.entries.get(&number)
+    }
+
+    /// The numbers of the live buffers.
+    pub fn numbers(&self) -> Vec<u32> {
+        self.entries.keys().copied().collect()
+    }
+
+    /// The live buffers.
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values()
+    }
+
+    /// Whether a stream is held.
+    pub fn is_held(&self, stream: u32) -> bool {
+        self.held.contains(&stream)
+    }
+
+    /// Whether any stream is held.
+    pub fn any_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// A stream is held from now on.
+    pub fn hold(&mut self, stream: u32) {
+        self.held.insert(stream);
+    }
+
+    /// A stream was released and has done its work.
+    ///
+    /// # Errors
+    /// A fault of the model itself.
+    pub fn release(&mut self, stream: u32) -> Result<(), String> {
+        self.held.remove(&stream);
+        for parked in &mut self.parked {
+            parked.waits_for.remove(&stream);
+        }
+        let (done, waiting) =
+            std::mem::take(&mut self.parked).into_iter().partition(|p| p.waits_for.is_empty());
+        self.parked = waiting;
+        let done: Vec<Parked> = done;
+        done.iter().try_for_each(|parked| self.forget(parked.number, parked.entry.address))
+    }
+
+    fn forget(&mut self, number: u32, address: u64) -> Result<(), String> {
+        match self.shadow.remove(address)?.1 {
+            Owner::Limbo(known) | Owner::Live(known) if known == number => Ok(()),
+            other => Err(format!("{address:#x} belongs to {other:?}, not to buffer {number}")),
+        }
+    }
+
+    /// A request was served.
+    ///
+    /// # Errors
+    /// In words, if the address is not aligned, or overlaps memory that is in use.
+    pub fn born(&mut self, number: u32, entry: Entry) -> Result<(), String> {
+        if entry.bytes == 0 {
+            if entry.address != 0 {
+                return Err(format!("zero bytes got address {:#x}", entry.address));
+            }
+        } else {
+            let align = entry.align.max(256);
+            if !entry.address.is_multiple_of(align) || entry.address == 0 {
+                return Err(format!("{:#x} is not aligned to {align}", entry.address));
+            }
+            self.shadow.insert(entry.address, entry.bytes, Owner::Live(number))?;
+        }
+        self.entries.insert(number, entry);
+        Ok(())
+    }
+
+    /// A stream was recorded.
+    pub fn record(&mut self, number: u32, stream: u32) {
+        if let Some(entry) = self.entries.get_mut(&number)
+            && entry.stream != stream
+            && entry.bytes > 0
+        {
+            entry.recorded.insert(stream);
+        }
+    }
+
+    /// A buffer is about to be dropped. Its memory stays taken while a recorded stream is held.
+    ///
+    /// # Errors
+    /// A fault of the model itself.
+    pub fn freed(&mut self, number: u32) -> Result<(), String> {
+        let Some(entry) = self.entries.remove(&number) else {
+            return Err(format!("buffer {number} is not alive"));
+        };
+        if entry.bytes == 0 {
+            return Ok(());
+        }
+        self.forget(number, entry.address)?;
+        let waits_for: BTreeSet<u32> = entry.recorded.intersection(&self.held).copied().collect();
+        if !waits_for.is_empty() {
+            self.shadow.insert(entry.address, entry.bytes, Owner::Limbo(number))?;
+            self.parked.push(Parked { number, entry, waits_for });
+        }
+        Ok(())
+    }
+
+    /// Lanes were closed: of one stream, or of all if `stream` is `None`.
+    pub fn close(&mut self, pool: u64, stream: Option<u32>) {
+        for entry in self.entries.values_mut() {
+            if entry.pool == pool && stream.is_none_or(|stream| stream == entry.stream) {
+                entry.lane_closed = true;
+            }
+        }
+    }
+
+    /// Compares the figures of one device of a pool.
+    ///
+    /// # Errors
+    /// In words, what differs.
+    pub fn check(&self, pool: u64, device: u32, stats: &DeviceStats) -> Result<(), String> {
+        let mine = |entry: &&Entry| entry.pool == pool && entry.device == device && entry.bytes > 0;
+        let mut buffers = 0;
+        let mut live_bytes = 0;
+        for entry in self.entries.values().filter(mine) {
+            buffers += 1;
+            live_bytes += entry.bytes;
+        }
+        let same = |what: &str, model: u64, pool: u64| match model == pool {
+            true => Ok(()),
+            false => Err(format!("{what}: the model has {model}, the pool {pool}: {stats:?}")),
+        };
+        same("live bytes", live_bytes, stats.live_bytes)?;
+        same("buffers", buffers, stats.buffers)?;
+        let parked: Vec<_> = self.parked.iter().map(|p| &p.entry).filter(mine).collect();
+        let parked_bytes: u64 = parked.iter().map(|entry| entry.bytes).sum();
+        let truths = [
+            ("the columns add up", stats.adds_up()),
+            ("held is within the limit", stats.held_bytes <= stats.limit_bytes),
+            ("peaks are peaks", stats.peak_live_bytes >= live_bytes),
+            ("peaks are peaks", stats.peak_held_bytes >= stats.held_bytes),
+            ("held work keeps memory", stats.limbo_bytes >= parked_bytes),
+            ("held work keeps frees", stats.limbo_buffers >= parked.len() as u64),
+            ("memory has addresses", stats.reserved_bytes >= stats.live_bytes),
+        ];
+        match truths.iter().find(|(_, holds)| !holds) {
+            Some((what, _)) => Err(format!("not so: {what}: {stats:?}")),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Figures that stay true in rare states.
+
+use std::time::Duration;
+
+use vmm_pool::{ChunkSize, Error};
+use vmm_sys::sim::FaultPlan;
+use vmm_sys::{Call, DeviceId, ResultCode};
+
+use super::{G, MIB, builder, clean, lane, machine, pool, sound, stats, write_on};
+use crate::hold::Hold;
+use crate::machine::{DriverChoice, Skip};
+
+pub(super) fn a_closed_lane_counts_until_its_last_buffer(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = pool(&machine);
+    let stream = machine.stream(0);
+    let old = pool.lane(&stream).expect("a lane is opened");
+    let buffer = old.alloc(1000).expect("a block is served");
+    pool.close_lane(&stream);
+    assert!(matches!(old.alloc(1), Err(Error::LaneClosed)));
+    // The same stream, a new lane: the old one still has a buffer.
+    let new = pool.lane(&stream).expect("a new lane is opened");
+    let other = new.alloc(500).expect("a block is served");
+    let both = sound(&pool);
+    assert_eq!((both.live_bytes, both.buffers, both.lanes), (1500, 2, 2), "{both:?}");
+    buffer.write(0, &[1; 1000]).expect("it can still be written");
+    drop(buffer);
+    let one = sound(&pool);
+    assert_eq!((one.live_bytes, one.buffers, one.lanes), (500, 1, 1), "{one:?}");
+    assert!(matches!(old.alloc(1), Err(Error::LaneClosed)));
+    drop((other, old, new, pool, stream));
+    clean(&machine);
+    Ok(())
+}
+
+pub(super) fn a_chunk_that_was_moved_twice_is_counted_once(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = builder(&machine)
+        .limit_bytes(3 * G)
+        .chunk(ChunkSize::Fixed(G))
+        .soft_limit(Some(0.0))
+        .build()
+        .expect("a pool is built");
+    let (one, two) = (lane(&machine, &pool), lane(&machine, &pool));
+    let hole = one.alloc(G).expect("a chunk");
+    let keep = one.alloc(G).expect("a chunk");
+    let hold = Hold::on(one.stream()).expect("the stream is held");
+    write_on(one.stream(), &hole, 1);
+    drop(hole);
+    // The free chunk moves behind the other one: its first place retires.
+    let moved = one.alloc(2 * G).expect("a free chunk and a new one");
+    assert_eq!(sound(&pool).retired_mappings, 1);
+    drop(moved);
+    // Its second place retires too, and neither can go yet.
+    assert!(two.try_alloc(2 * G).is_err_and(|error| error.is_out_of_memory()));
+    let after = sound(&pool);
+    assert_eq!((after.held_bytes, after.retired_mappings), (3 * G, 3), "{after:?}");
+    hold.release().expect("the held work went well");
+    drop(two.alloc(2 * G).expect("once the work is done it can be had"));
+    sound(&pool);
+    drop((keep, one, two, pool));
+    clean(&machine);
+    Ok(())
+}
+
+pub(super) fn a_lane_that_is_closed_during_a_failure_ends(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let sim = machine.sim()?.clone();
+    let pool = pool(&machine);
+    let lane = lane(&machine, &pool);
+    let stream = lane.stream().clone();
+    sim.inject(FaultPlan::delay_real(Duration::from_millis(200)).on(Call::MemCreate).once());
+    sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemCreate).once());
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(move || lane.alloc(1000).map(|_| ()));
+        // The thread is inside of the call from when the plans have fired.
+        while sim.faults_fired() < 2 {
+            std::thread::yield_now();
+        }
+        pool.close_lane(&stream);
+        let answer = asking.join().expect("the asking thread ends");
+        assert!(matches!(answer, Err(Error::Driver(_))), "{answer:?}");
+    });
+    assert_eq!(sound(&pool).lanes, 0, "nobody is left who would end it");
+    drop((pool, stream));
+    clean(&machine);
+    Ok(())
+}
+
+pub(super) fn stock_that_cannot_be_warmed_is_no_endless_loop(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let sim = machine.sim()?.clone();
+    let pool = pool(&machine);
+    sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemUnmap));
+    let calls = machine.driver().ledger().snapshot();
+    let error = pool.prefill(DeviceId(0), 64 * MIB).expect_err("its chunks cannot be used");
+    assert!(matches!(error, Error::Driver(_)), "{error}");
+    let calls = machine.driver().ledger().snapshot().since(&calls);
+    assert!(calls.of(Call::MemCreate) <= 2, "{calls}");
+    sound(&pool);
+    sim.clear_faults();
+    pool.trim(DeviceId(0)).expect("the device is trimmed");
+    assert_eq!(sound(&pool).held_bytes, 0);
+    // Without its warming a chunk is as good.
+    sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemSetAccess));
+    pool.prefill(DeviceId(0), 64 * MIB).expect("stock is made all the same");
+    sim.clear_faults();
+    assert_eq!(sound(&pool).stock_bytes, 64 * MIB);
+    drop(pool);
+    clean(&machine);
+    Ok(())
+}
+
+pub(super) fn f_k1_the_figures_of_a_shortage_are_exact(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = builder(&machine)
+        .limit_bytes(6 * G)
+        .chunk(ChunkSize::Fixed(G))
+        .build()
+        .expect("a pool is built");
+    let lane = lane(&machine, &pool);
+    let slow = machine.stream(0);
+    let mut buffers: Vec<_> = (0..6).map(|_| lane.alloc(G).expect("a block is served")).collect();
+    let hold = Hold::on(&slow).expect("the stream is held");
+    let mut pending = buffers.remove(5);
+    pending.record_stream(&slow).expect("the stream is recorded");
+    drop(pending);
+    // Two holes of one.
+    drop((buffers.remove(3), buffers.remove(1)));
+    let known = sound(&pool);
+    assert_eq!((known.live_bytes, known.rounding_bytes), (3 * G, 0));
+    assert_eq!((known.limbo_bytes, known.private_bytes), (G, 0));
+    assert_eq!((known.held_bytes, known.stock_bytes), (6 * G, 0));
+
+    let calls = machine.driver().ledger().snapshot();
+    let error = lane.try_alloc(3 * G).expect_err("two are free, and one pending");
+    let calls = machine.driver().ledger().snapshot().since(&calls);
+    assert_eq!(calls.of(Call::MemAlloc), 0, "the report takes no device memory");
+    let text = error.to_string();
+    let Error::OutOfMemory(facts) = error else { panic!("{error}") };
+    assert_eq!((facts.asked_bytes, facts.stats.limit_bytes), (3 * G, 6 * G));
+    assert_eq!((facts.stats.live_bytes, facts.stats.limbo_bytes), (3 * G, G));
+    assert!(facts.stats.adds_up(), "{facts:?}");
+    assert!(facts.device_free_bytes.is_some() && facts.device_total_bytes.is_some());
+    for number in [facts.asked_bytes, facts.stats.live_bytes, facts.stats.held_bytes, 6 * G] {
+        assert!(text.contains(&number.to_string()), "{number} is missing in: {text}");
+    }
+    drop(lane.try_alloc(2 * G).expect("what is free can be had"));
+    assert_eq!(stats(&pool).live_bytes, 3 * G);
+    hold.release().expect("the held work went well");
+    drop(lane.alloc(3 * G).expect("and the rest once the work is done"));
+    sound(&pool);
+    drop((buffers, lane, pool, slow));
+    clean(&machine);
+    Ok(())
+}

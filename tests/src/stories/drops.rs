@@ -1,0 +1,159 @@
+//! Any order of dropping, on any thread, also while unwinding.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use vmm_sys::DeviceId;
+
+use super::{G, MIB, builder, clean, lane, machine, write_on};
+use crate::hold::keep_busy;
+use crate::machine::{DriverChoice, Machine, MachineSpec, Skip};
+
+type Things = Vec<Box<dyn Any + Send>>;
+
+/// Every order of `count` things.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    let mut orders = vec![vec![]];
+    for next in 0..count {
+        orders = orders
+            .into_iter()
+            .flat_map(|order: Vec<usize>| {
+                (0..=order.len()).map(move |at| {
+                    let mut order = order.clone();
+                    order.insert(at, next);
+                    order
+                })
+            })
+            .collect();
+    }
+    orders
+}
+
+fn in_order(things: Things, order: &[usize]) -> Things {
+    let mut things: Vec<_> = things.into_iter().map(Some).collect();
+    order.iter().filter_map(|index| things[*index].take()).collect()
+}
+
+/// Pool, lane, a buffer that another stream uses, both streams; with work that is not done.
+fn things(machine: &Machine) -> Things {
+    let pool = builder(machine).stock_marks(G, 4 * G).build().expect("a pool is built");
+    let lane = lane(machine, &pool);
+    let (own, other) = (lane.stream().clone(), machine.stream(0));
+    let mut buffer = lane.alloc(3 * MIB).expect("a block is served");
+    for (stream, value) in [(&own, 1), (&other, 1)] {
+        keep_busy(stream, 100).expect("the stream is busy");
+        write_on(stream, &buffer, value);
+    }
+    buffer.record_stream(&other).expect("the stream is recorded");
+    vec![Box::new(pool), Box::new(lane), Box::new(buffer), Box::new(own), Box::new(other)]
+}
+
+pub(super) fn every_order_of_dropping_leaves_nothing(choice: DriverChoice) -> Result<(), Skip> {
+    for order in orders(5) {
+        let machine = machine(choice)?;
+        in_order(things(&machine), &order).into_iter().for_each(drop);
+        // Had work met memory that was gone, the device would be lost.
+        machine.driver().device_synchronize(DeviceId(0)).unwrap_or_else(|error| {
+            panic!("{order:?}: {error}");
+        });
+        clean(&machine);
+    }
+    Ok(())
+}
+
+pub(super) fn f_e1_a_pool_outlives_the_handles_of_its_devices(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    let spec = MachineSpec { devices: 2, ..MachineSpec::default() };
+    for order in orders(5) {
+        let machine = Machine::new(choice, spec)?;
+        let pool = builder(&machine).device(DeviceId(0)).device(DeviceId(1));
+        let pool = pool.build().expect("a pool is built");
+        let streams = [machine.stream(0), machine.stream(1)];
+        let blocks = streams.each_ref().map(|stream| {
+            let lane = pool.lane(stream).expect("a lane is opened");
+            lane.alloc(MIB).expect("a block is served")
+        });
+        let ([zero, one], [block, far_block]) = (streams, blocks);
+        let things: Things = vec![
+            Box::new(pool),
+            Box::new(zero),
+            Box::new(one),
+            Box::new(block),
+            Box::new(far_block),
+        ];
+        in_order(things, &order).into_iter().for_each(drop);
+        clean(&machine);
+    }
+    Ok(())
+}
+
+pub(super) fn f_d3_buffers_are_dropped_on_threads_without_a_context(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    let machine = Machine::new(choice, MachineSpec { devices: 2, ..MachineSpec::default() })?;
+    let driver = machine.driver().clone();
+    let current = || driver.context_current().expect("the context can be asked for");
+    let pool = builder(&machine).device(DeviceId(0)).device(DeviceId(1));
+    let pool = pool.build().expect("a pool is built");
+    let near = driver.primary_context_retain(DeviceId(0)).expect("a context is made");
+    // SAFETY: the context is live: it was retained just now, and is released below.
+    unsafe { driver.context_set_current(Some(near)) }.expect("it is made current");
+    let far = pool.lane(&machine.stream(1)).expect("a lane is opened");
+    let buffers: Vec<_> = (1..5).map(|n| far.alloc(n * MIB).expect("a block")).collect();
+    assert_eq!(current(), Some(near), "the caller's context was changed");
+    // A thread that never had one.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(buffers);
+            let more = far.alloc(10 * MIB).expect("a block is served");
+            more.write(0, &[1, 2, 3]).expect("bytes are written");
+            drop(more);
+            pool.trim(DeviceId(1)).expect("the device is trimmed");
+            assert_eq!(driver.context_current().expect("it can be asked for"), None);
+        });
+    });
+    drop((far, pool));
+    assert_eq!(current(), Some(near), "the caller's context was changed");
+    // SAFETY: no context is a valid choice.
+    unsafe { driver.context_set_current(None) }.expect("none is made current");
+    driver.primary_context_release(DeviceId(0)).expect("the context is given back");
+    clean(&machine);
+    Ok(())
+}
+
+pub(super) fn drops_while_unwinding_leave_nothing(choice: DriverChoice) -> Result<(), Skip> {
+    for order in orders(5).into_iter().step_by(7) {
+        let machine = machine(choice)?;
+        let things = in_order(things(&machine), &order);
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _things = things;
+            // Unwinds as a panic does, without its message in the log.
+            resume_unwind(Box::new(order));
+        }));
+        assert!(unwound.is_err());
+        clean(&machine);
+    }
+    Ok(())
+}
+
+pub(super) fn the_end_of_a_pool_with_a_thread_leaves_nothing(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    for round in 0..60 {
+        let machine = machine(choice)?;
+        let builder = builder(&machine).background(true).stock_marks(8 * MIB, 64 * MIB);
+        let pool = builder.build().expect("a pool is built");
+        let lane = lane(&machine, &pool);
+        let buffer = lane.alloc(MIB * (1 + round % 9)).expect("a block is served");
+        if round % 3 == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        match round % 2 {
+            0 => drop((buffer, lane, pool)),
+            _ => drop((lane, pool, buffer)),
+        }
+        clean(&machine);
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! Memory whose GPU work is not known to be finished: not reused, not unmapped, not forgotten.
+
+use vmm_sys::sim::FaultPlan;
+use vmm_sys::{Call, CaptureMode, CaptureStatus, DeviceId, ResultCode};
+
+use super::{G, Later, MIB, builder, clean, lane, machine, pool, sound, stats, write_on};
+use crate::hold::{Hold, keep_busy};
+use crate::machine::{DriverChoice, Machine, MachineSpec, Skip};
+
+pub(super) fn f_c3_a_slow_event_hides_no_finished_one(choice: DriverChoice) -> Result<(), Skip> {
+    // The slow one first, and last.
+    for slow_at in [0, 100] {
+        let machine = machine(choice)?;
+        let pool = pool(&machine);
+        let lane = lane(&machine, &pool);
+        let (slow, quick) = (machine.stream(0), machine.stream(0));
+        let hold = Hold::on(&slow).expect("the stream is held");
+        let mut buffers: Vec<_> =
+            (0..=100).map(|_| lane.alloc(G).expect("a block is served")).collect();
+        for (index, buffer) in buffers.iter_mut().enumerate() {
+            let stream = if index == slow_at { &slow } else { &quick };
+            write_on(stream, buffer, 1);
+            buffer.record_stream(stream).expect("the stream is recorded");
+        }
+        quick.synchronize().expect("the quick stream goes on");
+        drop(buffers);
+        let held = stats(&pool).held_bytes;
+        let again: Vec<_> = (0..100).map(|_| lane.alloc(G).expect("a freed block")).collect();
+        let after = sound(&pool);
+        assert_eq!((after.held_bytes, after.limbo_buffers), (held, 1));
+        hold.release().expect("the held work went well");
+        drop((again, lane, pool, slow, quick));
+        clean(&machine);
+    }
+    Ok(())
+}
+
+pub(super) fn f_c4_streams_may_be_dropped_before_their_work_is_done(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = builder(&machine).limit_bytes(32 * G).build().expect("a pool is built");
+    for value in 0..32 {
+        let lane = lane(&machine, &pool);
+        let buffer = lane.alloc(G).expect("a block below the limit");
+        keep_busy(lane.stream(), 20_000).expect("the stream is busy");
+        write_on(lane.stream(), &buffer, value);
+        if value % 2 == 0 {
+            pool.close_lane(lane.stream());
+        }
+        // Buffer, lane and stream go, in this order, with their work ahead of them.
+    }
+    let lane = lane(&machine, &pool);
+    let all = lane.alloc(32 * G).expect("what the streams freed comes back");
+    // A fault of their work would show here.
+    lane.stream().synchronize().expect("no work touched memory that was gone");
+    sound(&pool);
+    drop((all, lane, pool));
+    clean(&machine);
+    Ok(())
+}
+
+pub(super) fn f_c5_a_trim_waits_for_the_work(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = pool(&machine);
+    let lane = lane(&machine, &pool);
+    let buffer = lane.alloc(G).expect("the only block of its chunk");
+    let later = Later::release(lane.stream());
+    write_on(lane.stream(), &buffer, 5);
+    drop(buffer);
+    let given = pool.trim(DeviceId(0)).expect("the device is trimmed");
+    assert!(later.is_released(), "the work was not waited for");
+    later.done();
+    assert!(given >= G);
+    assert_eq!(sound(&pool).held_bytes, 0);
+    drop((lane, pool));
+    clean(&machine);
+    Ok(())
+}
+
+pub(super) fn f_c5_the_end_of_the_pool_waits_for_the_work(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    // The buffer goes before the pool, and after it.
+    for before in [true, false] {
+        let machine = machine(choice)?;
+        let pool = pool(&machine);
+        let lane = lane(&machine, &pool);
+        let stream = lane.stream().clone();
+        let buffer = lane.alloc(G).expect("the only block of its chunk");
+        let later = Later::release(&stream);
+        write_on(&stream, &buffer, 5);
+        if before {
+            drop(buffer);
+            drop((lane, pool));
+        } else {
+            drop((lane, pool));
+            drop(buffer);
+        }
+        assert!(later.is_released(), "the work was not waited for");
+        later.done();
+        drop(stream);
+        clean(&machine);
+    }
+    Ok(())
+}
+
+pub(super) fn f_c5_two_recorded_streams_are_both_waited_for(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = pool(&machine);
+    let lane = lane(&machine, &pool);
+    let others = [machine.stream(0), machine.stream(0)];
+    let mut buffer = lane.alloc(G).expect("the only block of its chunk");
+    let laters = others.each_ref().map(Later::release);
+    for (stream, value) in others.iter().zip(1..) {
+        write_on(stream, &buffer, value);
+        buffer.record_stream(stream).expect("the stream is recorded");
+        // Twice counts once.
+        buffer.record_stream(stream).expect("the stream is recorded");
+    }
+    drop(buffer);
+    pool.trim(DeviceId(0)).expect("the device is trimmed");
+    assert!(laters.iter().all(Later::is_released), "one of them was not waited for");
+    laters.into_iter().for_each(Later::done);
+    assert_eq!(sound(&pool).held_bytes, 0);
+    drop((others, lane, pool));
+    clean(&machine);
+    Ok(())
+}
+
+/// Two gates in one sweep: the first has passed and is forgotten, the second is made in its place.
+pub(super) fn one_gate_is_never_taken_for_another(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = pool(&machine);
+    let lane = lane(&machine, &pool);
+    let quick = machine.stream(0);
+    let mut crossed = lane.alloc(G).expect("a block is served");
+    let own = lane.alloc(4 * G).expect("a block is served");
+    crossed.record_stream(&quick).expect("the stream is recorded");
+    drop(crossed);
+    let later = Later::release(lane.stream());
+    write_on(lane.stream(), &own, 5);
+    drop(own);
+    pool.trim(DeviceId(0)).expect("the device is trimmed");
+    assert!(later.is_released(), "the lane's own stream was not waited for");
+    later.done();
+    sound(&pool);
+    drop((lane, pool, quick));
+    clean(&machine);
+    Ok(())
+}
+
+pub(super) fn a_stream_of_another_device_is_waited_for(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = Machine::new(choice, MachineSpec { devices: 2, ..MachineSpec::default() })?;
+    let pool = pool(&machine);
+    let lane = lane(&machine, &pool);
+    let far = machine.stream(1);
+    let mut buffer = lane.alloc(G).expect("a block is served");
+    let hold = Hold::on(&far).expect("the stream is held");
+    buffer.record_stream(&far).expect("the stream is recorded");
+    let address = buffer.address();
+    drop(buffer);
+    let other = lane.alloc(G).expect("another block is served");
+    assert_ne!(other.address(), address, "the stream is still held");
+    assert_eq!(sound(&pool).limbo_buffers, 1);
+    hold.release().expect("the held work went well");
+    let third = lane.alloc(40 * MIB).expect("a miss looks at limbo");
+    assert_eq!(sound(&pool).limbo_buffers, 0, "the stream was released");
+    drop((other, third, lane, pool, far));
+    clean(&machine);
+    Ok(())
+}
+
+pub(super) fn a_gate_that_cannot_be_recorded_is_still_waited_for(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    ends_behind_its_work(choice, &[Call::EventCreate, Call::EventRecord])
+}
+
+pub(super) fn a_gate_that_cannot_be_asked_is_still_waited_for(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    ends_behind_its_work(choice, &[Call::EventQuery, Call::EventSynchronize])
+}
+
+/// A lane ends while `calls` fail: it waits for its own stream and the recorded one all the same.
+fn ends_behind_its_work(choice: DriverChoice, calls: &[Call]) -> Result<(), Skip> {
+    for recorded in [false, true] {
+        let machine = machine(choice)?;
+        let sim = machine.sim()?.clone();
+        let pool = pool(&machine);
+        let lane = lane(&machine, &pool);
+        let (own, other) = (lane.stream().clone(), machine.stream(0));
+        let busy = if recorded { &other } else { &own };
+        let mut buffer = lane.alloc(G).expect("a block is served");
+        let later = Later::release(busy);
+        write_on(busy, &buffer, 5);
+        for call in calls {
+            sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(*call));
+        }
+        buffer.record_stream(&other).expect("the stream is recorded");
+        drop(buffer);
+        drop((lane, pool));
+        assert!(later.is_released(), "{calls:?}: the work was not waited for");
+        sim.clear_faults();
+        later.done();
+        drop((own, other));
+        clean(&machine);
+    }
+    Ok(())
+}
+
+pub(super) fn the_end_of_a_lane_harms_no_capture(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let driver = machine.driver().clone();
+    let captured = machine.stream(0);
+    let pool = pool(&machine);
+    let lane = lane(&machine, &pool);
+    let other = machine.stream(0);
+    let mut buffer = lane.alloc(G).expect("a block is served");
+    buffer.record_stream(&other).expect("the stream is recorded");
+    // SAFETY: the stream is live.
+    unsafe { driver.capture_begin(DeviceId(0), captured.handle(), CaptureMode::Global) }
+        .expect("the capture begins");
+    std::thread::scope(|scope| {
+        let end = scope.spawn(move || {
+            drop(buffer);
+            drop((lane, pool));
+        });
+        end.join().expect("the pool ends");
+    });
+    let info = captured.capture_info().expect("the capture can be asked");
+    assert_eq!(info.status, CaptureStatus::Active, "the capture was harmed");
+    // SAFETY: the stream is live and being captured; the graph is dropped at once.
+    unsafe {
+        let graph = driver.capture_end(DeviceId(0), captured.handle()).expect("it ends well");
+        driver.graph_destroy(DeviceId(0), graph).expect("the graph goes");
+    }
+    drop((captured, other));
+    clean(&machine);
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! The pool against the model: thousands of random runs, each repeatable by its seed.
+//!
+//! `VMM_TEST_SEED=N` runs one seed, `VMM_TEST_RUNS=N` the first N; `VMM_TEST_SCRIPT=FILE` runs a
+//! script as a failing test prints it; `VMM_TEST_DRIVER=cuda` runs fewer on a GPU.
+
+use vmm_pool_tests::generate::Profile;
+use vmm_pool_tests::many::{Outcome, on_new_machine, runs, seeds};
+use vmm_pool_tests::script::Script;
+use vmm_pool_tests::{DriverChoice, any_driver};
+
+fn all(test: &str, profile: Profile, on_sim: u64, on_gpu: u64) -> Option<Outcome> {
+    let choice = any_driver();
+    let count = if choice == DriverChoice::Sim { on_sim } else { on_gpu };
+    let seeds = seeds(count);
+    let one = seeds.end - seeds.start == 1;
+    let repeat = format!("cargo test -p vmm-pool-tests --test model {test}");
+    let outcome = runs(choice, profile, seeds, 80, &repeat);
+    println!("{test}: {} skipped, {:?}", outcome.skipped, outcome.tally);
+    if let Some(failure) = &outcome.failure {
+        panic!("{failure}");
+    }
+    // One seed, or a GPU, need not show every case.
+    (!one && choice == DriverChoice::Sim).then_some(outcome)
+}
+
+#[test]
+fn plain_runs() {
+    let Some(Outcome { tally, .. }) = all("plain_runs", Profile::Plain, 1500, 40) else { return };
+    let seen =
+        [tally.served, tally.short, tally.refused, tally.checked, tally.limbo, tally.retired];
+    assert!(seen.iter().all(|count| *count > 100), "hardly anything was tested: {tally:?}");
+    assert_eq!((tally.failed, tally.faults), (0, 0));
+}
+
+#[test]
+fn faulty_runs() {
+    let Some(Outcome { tally, .. }) = all("faulty_runs", Profile::Faulty, 1500, 0) else { return };
+    let seen =
+        [tally.served, tally.failed, tally.checked, tally.limbo, tally.retired, tally.faults];
+    assert!(seen.iter().all(|count| *count > 100), "hardly anything was tested: {tally:?}");
+}
+
+#[test]
+fn background_runs() {
+    let outcome = all("background_runs", Profile::Background, 100, 10);
+    let Some(Outcome { tally, .. }) = outcome else { return };
+    assert!(tally.served > 100 && tally.checked > 100, "hardly anything was tested: {tally:?}");
+}
+
+#[test]
+fn a_script_from_a_file() {
+    let Ok(path) = std::env::var("VMM_TEST_SCRIPT") else {
+        println!("a_script_from_a_file: VMM_TEST_SCRIPT names none");
+        return;
+    };
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let script: Script = text.parse().unwrap_or_else(|error| panic!("{path}: {error}"));
+    match on_new_machine(any_driver(), &script) {
+        None => println!("a_script_from_a_file: skipped: no such machine here"),
+        Some(outcome) => println!("{:?}", outcome.unwrap_or_else(|failure| panic!("{failure}"))),
+    }
+}
