@@ -70,6 +70,7 @@ pub(crate) const SPACE_BYTES: u64 = 1 << 47;
 pub(crate) const NIL: u32 = u32::MAX;
 
 /// `bytes` rounded up to the granule; what does not fit into 64 bits becomes the largest multiple.
+#[inline]
 pub(crate) fn round_to_granule(bytes: u64) -> u64 {
     bytes.max(1).checked_next_multiple_of(GRANULE_BYTES).unwrap_or(!(GRANULE_BYTES - 1))
 }

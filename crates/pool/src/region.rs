@@ -115,6 +115,7 @@ impl Region {
     }
 
     /// The driver's address of a logical offset, which must lie in a segment.
+    #[inline]
     pub(crate) fn address(&self, offset: u64) -> u64 {
         // One segment is by far the most common.
         match self.segments.as_slice() {

@@ -33,11 +33,13 @@ pub(crate) fn install_hooks() {
 }
 
 /// Whether this process is the child of a fork made after a driver was opened.
+#[inline]
 pub fn is_forked_child() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
 /// Whether `exit` has begun.
+#[inline]
 pub fn is_exiting() -> bool {
     EXITING.load(Ordering::Relaxed)
 }

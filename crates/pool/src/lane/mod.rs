@@ -61,6 +61,7 @@ pub(crate) type LaneGuard<'a> = SpinMutexGuard<'a, Option<LaneState>, Yielding>;
 pub(crate) struct Yielding;
 
 impl RelaxStrategy for Yielding {
+    #[inline]
     fn relax() {
         std::hint::spin_loop();
         std::thread::yield_now();
@@ -130,6 +131,7 @@ impl LaneCell {
         self.number
     }
 
+    #[inline]
     pub(crate) fn lock(&self) -> LaneGuard<'_> {
         self.state.lock()
     }
