@@ -4,12 +4,14 @@ mod environment;
 pub mod text;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use vmm_sys::topology;
 use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver, DriverError, GranularityKind};
 
 use crate::error::Error;
+use crate::trace::Recorder;
 use crate::turn::Turn;
 
 /// Smallest and largest growth chunk that [`ChunkSize::Auto`] chooses.
@@ -41,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) stock_low_bytes: u64,
     pub(crate) stock_high_bytes: u64,
     pub(crate) background: bool,
+    /// Where to record what the pool is asked.
+    pub(crate) trace: Option<PathBuf>,
     /// Settings that came out of the environment.
     origins: Vec<Origin>,
 }
@@ -65,6 +69,7 @@ impl Default for Settings {
             stock_low_bytes: 0,
             stock_high_bytes: u64::MAX,
             background: true,
+            trace: None,
             origins: Vec::new(),
         }
     }
@@ -104,6 +109,32 @@ impl Plan {
 }
 
 impl Settings {
+    /// The name of the setting in errors.
+    pub(crate) const TRACE: &str = "trace";
+
+    /// What a pool behaves by, for the reader of a trace.
+    pub(crate) fn in_words(&self) -> String {
+        let off = |bytes: Option<u64>| bytes.map_or("off".to_owned(), |bytes| bytes.to_string());
+        let chunk = match self.chunk {
+            ChunkSize::Auto => "auto".to_owned(),
+            ChunkSize::Fixed(bytes) => bytes.to_string(),
+        };
+        format!(
+            "chunk {chunk}, placement {}, soft limit {}, limit {}, stock {} to {}",
+            text::placement_name(self.placement),
+            self.soft_limit.map_or("off".to_owned(), |fraction| fraction.to_string()),
+            off(self.limit_bytes),
+            self.stock_low_bytes,
+            off(Some(self.stock_high_bytes).filter(|bytes| *bytes != u64::MAX)),
+        )
+    }
+
+    /// Starts the recording, if one is asked for.
+    pub(crate) fn start_recorder(&self) -> Result<Option<Arc<Recorder>>, Error> {
+        let Some(path) = &self.trace else { return Ok(None) };
+        Recorder::start(path, self).map(Some).map_err(|error| self.blame_variable(error))
+    }
+
     fn refuse(setting: &'static str, value: impl ToString, expected: String) -> Error {
         Error::BadSetting { setting, value: value.to_string(), expected }
     }

@@ -47,6 +47,7 @@ mod region;
 mod request;
 mod stats;
 mod stock;
+mod trace;
 mod turn;
 mod verify;
 

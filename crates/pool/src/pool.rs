@@ -14,6 +14,7 @@ use crate::ladder::{self, Callback};
 use crate::lane::{self, Lane, LaneCell, Wait};
 use crate::lanes::LaneRef;
 use crate::stats::{DeviceStats, PoolStats};
+use crate::trace::Recorder;
 use crate::turn::Turn;
 
 /// A pool of GPU memory over some of a host's devices. Clones share it.
@@ -28,6 +29,7 @@ pub struct Pool(Arc<PoolInner>);
 pub(crate) struct PoolInner {
     driver: Arc<dyn Driver>,
     devices: Vec<Arc<Device>>,
+    recorder: Option<Arc<Recorder>>,
     /// Held for its `Drop`, which ends the thread.
     _background: Option<Background>,
 }
@@ -110,6 +112,14 @@ impl PoolBuilder {
         self
     }
 
+    /// Records what the pool is asked in the file at `path`, as `vmm-pool replay` reads it: for bug
+    /// reports, since all lanes share one lock meanwhile. A file that stands there is overwritten;
+    /// `%p` in the name is the number of the process. Default: nothing is recorded.
+    pub fn trace_to(mut self, path: impl Into<std::path::PathBuf>) -> Self {
+        self.settings.trace = Some(path.into());
+        self
+    }
+
     /// Takes every setting that a `VMM_POOL_…` variable of the process environment names, in place
     /// of the builder's own. docs/CONFIGURATION.md lists them. A variable of that prefix with
     /// another name is warned of; an empty one counts as not set.
@@ -144,8 +154,9 @@ impl PoolBuilder {
             let (low, high) = (device.plan.stock_low_bytes, device.plan.stock_high_bytes);
             fill(device, low, high)?;
         }
+        let recorder = settings.start_recorder()?;
         let background = settings.background.then(|| Background::start(devices.clone())).flatten();
-        Ok(Pool(Arc::new(PoolInner { driver, devices, _background: background })))
+        Ok(Pool(Arc::new(PoolInner { driver, devices, recorder, _background: background })))
     }
 }
 
@@ -209,7 +220,7 @@ impl Pool {
         let lane = match lanes.of(stream.id()).filter(is_open) {
             Some(lane) => lane,
             None => {
-                let lane = LaneCell::open(device.clone(), stream.clone());
+                let lane = LaneCell::open(device.clone(), stream.clone(), self.0.recorder.as_ref());
                 lanes.add(stream.id(), lane);
                 lane
             }

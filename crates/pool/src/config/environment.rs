@@ -20,7 +20,7 @@ struct Variable {
     read: Read,
 }
 
-const VARIABLES: [Variable; 7] = [
+const VARIABLES: [Variable; 8] = [
     Variable {
         name: "VMM_POOL_CHUNK",
         setting: "chunk",
@@ -59,6 +59,14 @@ const VARIABLES: [Variable; 7] = [
         name: "VMM_POOL_BACKGROUND",
         setting: "background",
         read: |into, value| text::switch(words(value)?).map(|it| into.background = it),
+    },
+    Variable {
+        name: "VMM_POOL_TRACE",
+        setting: Settings::TRACE,
+        read: |into, value| {
+            into.trace = Some(value.into());
+            Ok(())
+        },
     },
 ];
 
@@ -151,6 +159,7 @@ mod tests {
             ("VMM_POOL_STOCK_LOW", "64M"),
             ("VMM_POOL_STOCK_HIGH", "1G"),
             ("VMM_POOL_BACKGROUND", "0"),
+            ("VMM_POOL_TRACE", "/tmp/a trace"),
         ])
         .unwrap();
         assert_eq!(settings.chunk, ChunkSize::Fixed(32 << 20));
@@ -159,6 +168,7 @@ mod tests {
         assert_eq!(settings.limit_bytes, Some(3 << 30));
         assert_eq!((settings.stock_low_bytes, settings.stock_high_bytes), (64 << 20, 1 << 30));
         assert!(!settings.background);
+        assert_eq!(settings.trace, Some("/tmp/a trace".into()));
     }
 
     #[test]
@@ -192,7 +202,9 @@ mod tests {
     #[test]
     fn a_value_that_is_no_text_is_refused() {
         let mut settings = Settings::default();
-        let error = settings.merge(&|_| Some(OsString::from_vec(vec![b'2', 0xFF]))).unwrap_err();
+        let lookup =
+            |name: &str| (name == "VMM_POOL_LIMIT").then(|| OsString::from_vec(vec![b'2', 0xFF]));
+        let error = settings.merge(&lookup).unwrap_err();
         assert!(error.to_string().contains("expected UTF-8"), "{error}");
     }
 

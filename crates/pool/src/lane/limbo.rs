@@ -96,7 +96,7 @@ pub(crate) fn free_crossed(cell: &'static LaneCell, offset: u64, bytes: u64, str
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return };
         state.busy -= 1;
-        state.uncount(bytes);
+        state.uncount(offset, bytes);
         let block_bytes = state.heap.block_bytes(offset).unwrap_or(0);
         state.live.block_bytes -= block_bytes;
         state.limbo.block_bytes += block_bytes;

@@ -39,6 +39,7 @@ use crate::lanes::LaneRef;
 use crate::pool::PoolInner;
 use crate::region::Region;
 use crate::request::Request;
+use crate::trace::{LaneTrace, Recorder};
 use limbo::Limbo;
 use marks::Marks;
 
@@ -84,6 +85,8 @@ pub(crate) struct LaneState {
     pub(crate) heap: Heap,
     pub(crate) region: Region,
     pub(crate) live: Live,
+    /// Where the lane's requests are recorded, if they are.
+    trace: Option<LaneTrace>,
     pub(crate) limbo: Limbo,
     /// Keeps the device's pool alive while the lane holds memory of it.
     pub(crate) device: Arc<Device>,
@@ -137,13 +140,19 @@ impl LaneCell {
     }
 
     /// A shell with a new, empty lane in it.
-    pub(crate) fn open(device: Arc<Device>, stream: Stream) -> LaneRef {
+    pub(crate) fn open(
+        device: Arc<Device>,
+        stream: Stream,
+        recorder: Option<&Arc<Recorder>>,
+    ) -> LaneRef {
         let id = NEXT_LANE.fetch_add(1, Ordering::Relaxed);
+        let home = device.plan.device;
         let state = LaneState {
             id,
             heap: Heap::new(HeapConfig { placement: device.plan.placement, ..Default::default() }),
             region: Region::new(device.plan.granularity_bytes),
             live: Live::default(),
+            trace: recorder.map(|recorder| LaneTrace::new(recorder, id, home, stream.id())),
             limbo: Limbo::default(),
             device,
             stream,
@@ -173,6 +182,9 @@ impl LaneState {
         live.asked_bytes += bytes;
         live.block_bytes += block.bytes;
         live.peak_asked_bytes = live.peak_asked_bytes.max(live.asked_bytes);
+        if let Some(trace) = &self.trace {
+            trace.alloc(block.offset, bytes);
+        }
         let address = self.region.address(block.offset);
         Buffer::new(cell, address, block.offset, bytes, self.device.plan.device)
     }
@@ -184,7 +196,7 @@ impl LaneState {
         match self.heap.free(offset) {
             Ok(block_bytes) => {
                 self.live.block_bytes -= block_bytes;
-                self.uncount(bytes);
+                self.uncount(offset, bytes);
             }
             Err(error) => return Self::nothing_to_take_back(error),
         }
@@ -211,7 +223,10 @@ impl LaneState {
     }
 
     #[inline]
-    pub(crate) fn uncount(&mut self, bytes: u64) {
+    pub(crate) fn uncount(&mut self, offset: u64, bytes: u64) {
+        if let Some(trace) = &self.trace {
+            trace.free(offset);
+        }
         self.live.buffers -= 1;
         // Less is counted only if a buffer's address was freed as if it were a raw block's.
         self.live.asked_bytes = self.live.asked_bytes.saturating_sub(bytes);
