@@ -236,3 +236,18 @@ fn the_help_says_how_figures_are_made() {
         assert!(text.contains(part), "{part} is missing in: {text}");
     }
 }
+
+#[test]
+fn the_simulated_device_stands_beside_with_the_same_calls() {
+    let options = ["--json", "--passes", "2", "--compare", "sim"];
+    let rows = rows(&replay_sim(&[recorded("unet_seg")], &options));
+    assert_eq!(rows.len(), 4);
+    for pass in 0..2 {
+        let (own, beside) = (&rows[pass], &rows[pass + 2]);
+        assert_eq!(own["allocator"], "vmm-pool");
+        assert_eq!(beside["allocator"], "vmm-pool on sim");
+        for field in ["driver_calls", "driver_us", "peak_held_bytes"] {
+            assert_eq!(own[field], beside[field], "{field}");
+        }
+    }
+}

@@ -13,6 +13,7 @@ use vmm_pool_cli::replay::{Cause, HostClock, PassFigures, Plan, ReplayError, Spr
 use vmm_pool_cli::report::{Row, Setting, Table, write_json};
 use vmm_pool_cli::target::{CudaMalloc, CudaMallocAsync, PoolOptions, PoolTarget};
 use vmm_pool_cli::trace::Trace;
+use vmm_sys::sim::Sim;
 use vmm_sys::{DeviceId, Driver};
 
 use super::{Failure, say};
@@ -53,8 +54,9 @@ pub(crate) struct Args {
     /// What decides the spread of --streams.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
-    /// Replay on the driver's own allocators too, on the same device: a list of cudaMalloc,
-    /// cudaMallocAsync.
+    /// Replay on others too, in the same run: a list of cudaMalloc, cudaMallocAsync (the driver's
+    /// own allocators on the same device) and sim (the pool on the simulated device: driver calls
+    /// and modelled time beside the real ones).
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     compare: Vec<PeerArg>,
     /// One JSON object a line instead of a table.
@@ -89,6 +91,8 @@ enum PeerArg {
     CudaMalloc,
     #[value(name = "cudaMallocAsync")]
     CudaMallocAsync,
+    #[value(name = "sim")]
+    Sim,
 }
 
 /// `None` is off. A type of its own: clap takes an `Option` for an argument that may be left out.
@@ -180,9 +184,12 @@ impl<'a> Job<'a> {
     ) -> Result<(), Failure> {
         let setting = self.setting(plan, peer);
         bar.set_message(format!("{}, {}", plan.trace.name, setting.allocator));
-        let (driver, device) = (&self.driver, self.device);
+        let (driver, device) = match peer {
+            Some(PeerArg::Sim) => (&simulated(), DeviceId(0)),
+            _ => (&self.driver, self.device),
+        };
         let figures = match peer {
-            None => self
+            None | Some(PeerArg::Sim) => self
                 .passes(plan, bar, || PoolTarget::new(driver, device, &self.options, plan.streams)),
             Some(PeerArg::CudaMalloc) => self.passes(plan, bar, || CudaMalloc::new(driver, device)),
             Some(PeerArg::CudaMallocAsync) => {
@@ -193,7 +200,7 @@ impl<'a> Job<'a> {
             Failure::failed(format_args!("{} on {}: {error}", plan.trace.name, setting.allocator))
         })?;
         let fresh = rows.len();
-        rows.extend(figures.iter().map(|pass| Row::new(plan, self.driver.kind(), &setting, pass)));
+        rows.extend(figures.iter().map(|pass| Row::new(plan, driver.kind(), &setting, pass)));
         if self.args.json {
             // Line by line as they come: a long job can be followed, and cut short.
             bar.suspend(|| write_json(&mut io::stdout().lock(), &rows[fresh..]))?;
@@ -222,17 +229,22 @@ impl<'a> Job<'a> {
         match peer {
             Some(PeerArg::CudaMalloc) => driver_own("cudaMalloc"),
             Some(PeerArg::CudaMallocAsync) => driver_own("cudaMallocAsync"),
-            None => Setting {
+            None | Some(PeerArg::Sim) => Setting {
                 placement: Some(text::placement_name(self.options.placement)),
                 chunk: Some(match self.options.chunk {
                     ChunkSize::Auto => "auto".to_owned(),
                     ChunkSize::Fixed(bytes) => bytes.to_string(),
                 }),
                 soft_limit: self.options.soft_limit,
-                ..driver_own("vmm-pool")
+                ..driver_own(if peer.is_none() { "vmm-pool" } else { "vmm-pool on sim" })
             },
         }
     }
+}
+
+/// The simulated device to compare with.
+fn simulated() -> Arc<dyn Driver> {
+    Sim::builder().build()
 }
 
 /// Moves between passes only: nothing draws while something is measured. Hidden unless stderr is a

@@ -97,7 +97,7 @@ impl DriverCalls {
 /// have no such thing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setting {
-    /// `vmm-pool`, `cudaMalloc` or `cudaMallocAsync`.
+    /// `vmm-pool`, `vmm-pool on sim`, `cudaMalloc` or `cudaMallocAsync`.
     pub allocator: &'static str,
     /// `first-fit` or `buddy`.
     pub placement: Option<&'static str>,

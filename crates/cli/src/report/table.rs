@@ -103,12 +103,12 @@ impl Table<'_> {
         if has(|row| row.driver_time == "modelled") {
             writeln!(
                 f,
-                "driver: MODELLED (calls counted exactly, each charged what it was measured to \
+                "driver, on sim: MODELLED (calls counted exactly, each charged what it was measured to \
                  cost on an H200);\n      host times are measured, here."
             )?;
         }
         if has(|row| row.driver_time == "measured") {
-            writeln!(f, "driver: measured, like the host times.")?;
+            writeln!(f, "driver, on a GPU: measured, like the host times.")?;
         }
         Ok(())
     }
