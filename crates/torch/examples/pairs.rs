@@ -1,0 +1,96 @@
+//! Warm pairs through the C functions of a built library, as a program that loads it pays for them.
+//!
+//! ```text
+//! pairs LIBRARY [hot|replace] [BYTES] [PAIRS]
+//! ```
+//!
+//! Under callgrind, `--toggle-collect='countme*'` counts the pairs alone; `nothing` in place of the
+//! library measures the loop itself. Set VMM_POOL_DRIVER=sim where there is no GPU.
+
+use std::ffi::{c_int, c_void};
+use std::hint::black_box;
+use std::time::Instant;
+
+use libloading::Library;
+
+type Take = unsafe extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void;
+type Give = unsafe extern "C" fn(*mut c_void, isize, c_int, *mut c_void);
+
+/// Blocks that live meanwhile, a power of two.
+const LIVE: usize = 1024;
+
+unsafe extern "C" fn take_nothing(_: isize, _: c_int, stream: *mut c_void) -> *mut c_void {
+    stream.wrapping_byte_add(512)
+}
+
+unsafe extern "C" fn give_nothing(block: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
+    black_box(block);
+}
+
+#[inline(never)]
+fn countme_hot(take: Take, give: Give, bytes: isize, pairs: u64) {
+    for _ in 0..pairs {
+        // SAFETY: the legacy stream, and no work that uses the block.
+        unsafe { give(take(bytes, 0, std::ptr::null_mut()), bytes, 0, std::ptr::null_mut()) };
+    }
+}
+
+#[inline(never)]
+fn countme_replace(take: Take, give: Give, bytes: isize, pairs: u64, live: &mut [*mut c_void]) {
+    let mut random = 20_261_129_u64;
+    for _ in 0..pairs {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let slot = &mut live[(random as usize) & (LIVE - 1)];
+        // SAFETY: as above.
+        unsafe {
+            give(*slot, bytes, 0, std::ptr::null_mut());
+            *slot = take(bytes, 0, std::ptr::null_mut());
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let argument = |nth: usize, otherwise: &str| -> String {
+        arguments.get(nth).map_or(otherwise, String::as_str).to_owned()
+    };
+    let path = argument(0, "nothing");
+    let case = argument(1, "hot");
+    let bytes: isize = argument(2, "65536").parse()?;
+    let pairs: u64 = argument(3, "1000000").parse()?;
+    let library = match path.as_str() {
+        "nothing" => None,
+        // SAFETY: its initialisers install hooks only.
+        path => Some(unsafe { Library::new(path)? }),
+    };
+    let (take, give): (Take, Give) = match &library {
+        None => (take_nothing, give_nothing),
+        // SAFETY: the types are those of include/vmm_pool_torch.h.
+        Some(library) => unsafe {
+            (*library.get(b"vmm_pool_torch_alloc")?, *library.get(b"vmm_pool_torch_free")?)
+        },
+    };
+    // SAFETY: the legacy stream.
+    let mut live: Vec<_> =
+        (0..LIVE).map(|_| unsafe { take(bytes, 0, std::ptr::null_mut()) }).collect();
+    // A thread's first call is a look-up.
+    for _ in 0..100 {
+        // SAFETY: the legacy stream.
+        unsafe { give(take(bytes, 0, std::ptr::null_mut()), bytes, 0, std::ptr::null_mut()) };
+    }
+    let start = Instant::now();
+    match case.as_str() {
+        "hot" => countme_hot(take, give, bytes, pairs),
+        "replace" => countme_replace(take, give, bytes, pairs, &mut live),
+        other => return Err(format!("no case {other}: expected hot or replace").into()),
+    }
+    let ns = start.elapsed().as_secs_f64() * 1e9 / pairs as f64;
+    println!("{path} {case} {bytes} bytes: {ns:.1} ns a pair");
+    for block in live {
+        // SAFETY: the legacy stream.
+        unsafe { give(block, bytes, 0, std::ptr::null_mut()) };
+    }
+    Ok(())
+}

@@ -1,0 +1,47 @@
+/* The pool behind a C ABI: libvmm_pool_torch.so.
+ *
+ * The first two functions are what torch.cuda.memory.CUDAPluggableAllocator takes. All can be called
+ * from any thread, return no C++ exception, and leave the calling thread's current CUDA context as
+ * it is. `stream` is a CUstream or cudaStream_t of the device's primary context; NULL is the legacy
+ * default stream, 2 the calling thread's own.
+ *
+ * VMM_POOL_DRIVER = auto (default, the GPU), cuda (the same), sim (simulated devices).
+ */
+#ifndef VMM_POOL_TORCH_H
+#define VMM_POOL_TORCH_H
+
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* `size` bytes of the device's memory, aligned to 512, for work enqueued on `stream` from now on.
+ * NULL for no bytes, and on failure: vmm_pool_torch_last_error says why. In a forked child always
+ * NULL. */
+void *vmm_pool_torch_alloc(ssize_t size, int device, void *stream);
+
+/* Gives memory back; `size` as it was asked for. Work enqueued before, on `stream` and on the stream
+ * of the allocation, may still use it. NULL is ignored; what is no block of that size is ignored
+ * too, with an error kept. */
+void vmm_pool_torch_free(void *ptr, ssize_t size, int device, void *stream);
+
+/* Work on `stream`, one of the block's own device, uses the block that starts at `ptr`: once freed,
+ * it is not reused before that work is done. */
+void vmm_pool_torch_record_stream(void *ptr, void *stream);
+
+/* Gives everything idle back to the driver; waits for work that may still use it. */
+void vmm_pool_torch_empty_cache(void);
+
+/* To be called before a stream that was used here is destroyed, and not while another call for the
+ * same stream runs: handles are given out again by CUDA. */
+void vmm_pool_torch_stream_destroyed(int device, void *stream);
+
+/* The calling thread's last failure in words, or NULL. Valid until its next failure. */
+const char *vmm_pool_torch_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

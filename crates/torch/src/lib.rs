@@ -1,0 +1,172 @@
+//! The pool behind a C ABI, for PyTorch's `CUDAPluggableAllocator` and whoever else loads a library.
+//!
+//! ```python
+//! alloc = torch.cuda.memory.CUDAPluggableAllocator(
+//!     "libvmm_pool_torch.so", "vmm_pool_torch_alloc", "vmm_pool_torch_free")
+//! torch.cuda.memory.change_current_allocator(alloc)
+//! ```
+//!
+//! `include/vmm_pool_torch.h` declares the functions. They translate and decide nothing: a
+//! device's pool is made when its memory is first asked for, a stream's lane likewise, and a thread
+//! finds the lanes it used last without a hash and without a lock of its own.
+//!
+//! Nothing panics across the border: a failure is NULL or nothing done, and its words are kept for
+//! [`vmm_pool_torch_last_error`]. Bytes of zero are NULL, which C allows and PyTorch, which does
+//! not ask for no bytes, never sees; freeing NULL does nothing. In a forked child nothing is given
+//! and nothing is taken back. When the process exits, nothing is torn down and nothing is said.
+//!
+//! The context that is current in the calling thread is left as it is: the driver puts it back
+//! after each of its own calls.
+
+mod failure;
+mod lanes;
+mod recent;
+
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use vmm_pool::{Error, block_of, free_raw, free_raw_on, record_stream_raw};
+
+pub use failure::Failure;
+use lanes::Key;
+pub use lanes::{DriverChosen, pool, use_driver};
+
+/// Runs a function of the C side: `otherwise` where it fails, the failure kept.
+#[inline]
+fn guarded<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
+    let failure = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(answer)) => return answer,
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure::Panicked,
+    };
+    failure::keep(&failure);
+    otherwise
+}
+
+fn length(size: isize) -> Result<u64, Failure> {
+    u64::try_from(size).map_err(|_| Failure::BadLength(size))
+}
+
+/// `size` bytes of `device`'s memory, aligned to 512, for work enqueued on `stream` from now on.
+/// NULL for no bytes, and on failure.
+///
+/// # Safety
+/// `stream` is 0 or 1 (the legacy stream), 2 (the calling thread's own), or a live stream of
+/// `device`'s primary context. Before it is destroyed, [`vmm_pool_torch_stream_destroyed`] is called
+/// for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmm_pool_torch_alloc(
+    size: isize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    let work = || {
+        let bytes = length(size)?;
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let key = Key::new(device, stream.addr());
+        match recent::with(key, |lane| lane.alloc_raw(bytes)) {
+            // Its stream was declared gone: whoever has the handle now has another lane.
+            None | Some(Err(Error::LaneClosed)) => alloc_cold(key, bytes),
+            Some(answer) => Ok(answer?),
+        }
+    };
+    // An address of the device: no memory that Rust knows of.
+    std::ptr::without_provenance_mut(guarded(0, work) as usize)
+}
+
+#[cold]
+fn alloc_cold(key: Key, bytes: u64) -> Result<u64, Failure> {
+    // SAFETY: the caller of `vmm_pool_torch_alloc` vouches for the stream.
+    let lane = unsafe { lanes::lane(key)? };
+    recent::remember(key, &lane);
+    Ok(lane.alloc_raw(bytes)?)
+}
+
+/// Gives memory back. Work enqueued before, on `stream` and on the stream of the allocation, may
+/// still use it.
+///
+/// NULL is ignored. So is what is no block of this process's pools, was freed before, or has another
+/// length; the failure says which.
+///
+/// # Safety
+/// As [`vmm_pool_torch_alloc`] for `stream`; if it is the stream of the allocation, it may be gone.
+/// The block is not used by work that is enqueued later.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmm_pool_torch_free(
+    pointer: *mut c_void,
+    size: isize,
+    device: c_int,
+    stream: *mut c_void,
+) {
+    let address = pointer.addr() as u64;
+    let work = || {
+        if address == 0 {
+            return Ok(());
+        }
+        let bytes = length(size)?;
+        let key = Key::new(device, stream.addr());
+        match free_raw_on(address, bytes, key.handle()) {
+            Err(Error::OtherStream { .. }) => free_crossed(address, bytes, key),
+            answer => Ok(answer?),
+        }
+    };
+    guarded((), work);
+}
+
+/// A free on another stream than that of the allocation: its work is waited for too.
+#[cold]
+fn free_crossed(address: u64, bytes: u64, key: Key) -> Result<(), Failure> {
+    // SAFETY: not the stream of the allocation, so it is live: the caller of `vmm_pool_torch_free`
+    // vouches for it.
+    let lane = unsafe { lanes::lane(key)? };
+    record_stream_raw(address, lane.stream())?;
+    Ok(free_raw(address, bytes)?)
+}
+
+/// Says that work on `stream` uses the block that starts at `pointer`: once freed, it is not reused
+/// before the work enqueued on `stream` until then is done.
+///
+/// The stream is taken for one of the block's own device. For any other the driver refuses the
+/// gate, and the block is not reused at all.
+///
+/// # Safety
+/// As [`vmm_pool_torch_alloc`] for `stream`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmm_pool_torch_record_stream(pointer: *mut c_void, stream: *mut c_void) {
+    let address = pointer.addr() as u64;
+    let work = || {
+        let device = block_of(address)?.device;
+        let device = c_int::try_from(device.0).map_err(|_| Failure::BadDevice(c_int::MAX))?;
+        // SAFETY: the caller vouches for the stream.
+        let lane = unsafe { lanes::lane(Key::new(device, stream.addr()))? };
+        Ok(record_stream_raw(address, lane.stream())?)
+    };
+    guarded((), work);
+}
+
+/// Gives everything idle back to the driver, of all devices used so far. Waits for the work that
+/// may still use it.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmm_pool_torch_empty_cache() {
+    guarded((), lanes::empty);
+}
+
+/// Says that `stream` is about to be destroyed: its memory goes back with its last block.
+///
+/// # Safety
+/// The stream is live, and no other function is called for it meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmm_pool_torch_stream_destroyed(device: c_int, stream: *mut c_void) {
+    let key = Key::new(device, stream.addr());
+    // SAFETY: live by this function's own condition.
+    guarded((), || unsafe { lanes::close(key) });
+}
+
+/// The calling thread's last failure in words, or NULL if there was none. Valid until the thread's
+/// next failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmm_pool_torch_last_error() -> *const c_char {
+    failure::last()
+}
