@@ -155,14 +155,32 @@ impl Heap {
     /// [`NotAllocated`] if no live block starts there: an interior offset, or a second free.
     #[inline]
     pub fn free(&mut self, offset: u64) -> Result<u64, NotAllocated> {
+        self.free_if(offset, None)
+    }
+
+    /// As [`free`](Self::free), but only a block that a request for `bytes` would have got.
+    ///
+    /// # Errors
+    ///
+    /// [`NotAllocated`] also if the block has another length.
+    #[inline]
+    pub fn free_exact(&mut self, offset: u64, bytes: u64) -> Result<u64, NotAllocated> {
+        self.free_if(offset, Some(round_to_granule(bytes)))
+    }
+
+    #[inline(always)]
+    fn free_if(&mut self, offset: u64, wanted_bytes: Option<u64>) -> Result<u64, NotAllocated> {
         // An offset in a slab is the slab's to judge, so that its own span cannot be freed.
-        if let Some(found) = self.slabs.free(offset) {
+        if let Some(found) = self.slabs.free(offset, wanted_bytes) {
             let freed = found.map_err(|_| NotAllocated { offset })?;
             self.tick += 1;
             if let Some(base) = freed.empty_slab {
                 self.large.free(base, self.tick);
             }
             return Ok(freed.bytes);
+        }
+        if wanted_bytes.is_some() && self.large.used_bytes_at(offset) != wanted_bytes {
+            return Err(NotAllocated { offset });
         }
         let bytes = self.large.free(offset, self.tick + 1).ok_or(NotAllocated { offset })?;
         self.tick += 1;
@@ -362,6 +380,24 @@ mod tests {
     #[should_panic(expected = "not a range of whole granules")]
     fn mapping_half_a_granule_is_a_bug_of_the_caller() {
         heap(Placement::FirstFit).insert_free(0, 256);
+    }
+
+    #[test]
+    fn a_block_is_freed_by_its_length_only_if_it_has_that_length() {
+        let mut heap = heap(Placement::FirstFit);
+        heap.insert_free(0, 8 * MIB);
+        for bytes in [1000, 5 * MIB + 3] {
+            let block = heap.alloc(bytes, 1).unwrap();
+            let (before, refused) = (heap.stats(), NotAllocated { offset: block.offset });
+            for wrong in [0, 1, block.bytes + 1, block.bytes - 512, block.bytes * 2, u64::MAX] {
+                assert_eq!(heap.free_exact(block.offset, wrong), Err(refused), "{wrong}");
+            }
+            assert_eq!(heap.free_exact(block.offset + 512, bytes).ok(), None);
+            assert_eq!(heap.stats(), before);
+            assert_eq!(heap.free_exact(block.offset, bytes), Ok(block.bytes));
+            assert_eq!(heap.free_exact(block.offset, bytes), Err(refused));
+        }
+        heap.verify().unwrap();
     }
 
     #[test]

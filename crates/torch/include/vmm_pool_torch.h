@@ -1,11 +1,12 @@
 /* The pool behind a C ABI: libvmm_pool_torch.so.
  *
- * The first two functions are what torch.cuda.memory.CUDAPluggableAllocator takes. All can be called
- * from any thread, return no C++ exception, and leave the calling thread's current CUDA context as
- * it is. `stream` is a CUstream or cudaStream_t of the device's primary context; NULL is the legacy
+ * The first two functions are what torch.cuda.memory.CUDAPluggableAllocator takes. All can be
+ * called from any thread, throw nothing, and leave the calling thread's current CUDA context as it
+ * is. `stream` is a CUstream or cudaStream_t of the device's primary context; NULL is the legacy
  * default stream, 2 the calling thread's own.
  *
- * VMM_POOL_DRIVER = auto (default, the GPU), cuda (the same), sim (simulated devices).
+ * VMM_POOL_DRIVER = auto (default, the GPU), cuda (the same), sim (simulated devices). The pool's
+ * other VMM_POOL_ variables count too.
  */
 #ifndef VMM_POOL_TORCH_H
 #define VMM_POOL_TORCH_H
@@ -21,8 +22,8 @@ extern "C" {
  * NULL. */
 void *vmm_pool_torch_alloc(ssize_t size, int device, void *stream);
 
-/* Gives memory back; `size` as it was asked for. Work enqueued before, on `stream` and on the stream
- * of the allocation, may still use it. NULL is ignored; what is no block of that size is ignored
+/* Gives memory back; `size` as it was asked for. Work enqueued before, on `stream` and on the
+ * stream of the allocation, may still use it. NULL is ignored; what is no block of that size is ignored
  * too, with an error kept. */
 void vmm_pool_torch_free(void *ptr, ssize_t size, int device, void *stream);
 

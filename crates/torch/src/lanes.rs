@@ -107,7 +107,7 @@ fn build(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Pool, Failure> {
     if device.0 >= count {
         return Err(Failure::NoSuchDevice { asked: device.0, count });
     }
-    Ok(Pool::builder(driver.clone()).device(device).build()?)
+    Ok(Pool::builder(driver.clone()).device(device).environment()?.build()?)
 }
 
 /// The lane of a stream, made now if it was not used before.

@@ -1,4 +1,5 @@
-//! The pool behind a C ABI, for PyTorch's `CUDAPluggableAllocator` and whoever else loads a library.
+//! The pool behind a C ABI: for PyTorch's `CUDAPluggableAllocator`, and whoever else loads a
+//! library.
 //!
 //! ```python
 //! alloc = torch.cuda.memory.CUDAPluggableAllocator(
@@ -9,6 +10,9 @@
 //! `include/vmm_pool_torch.h` declares the functions. They translate and decide nothing: a
 //! device's pool is made when its memory is first asked for, a stream's lane likewise, and a thread
 //! finds the lanes it used last without a hash and without a lock of its own.
+//!
+//! The pools take their settings from the environment (docs/CONFIGURATION.md), the driver from
+//! `VMM_POOL_DRIVER`: `auto`, the default, and `cuda` are the GPU, `sim` is simulated devices.
 //!
 //! Nothing panics across the border: a failure is NULL or nothing done, and its words are kept for
 //! [`vmm_pool_torch_last_error`]. Bytes of zero are NULL, which C allows and PyTorch, which does
@@ -31,16 +35,21 @@ pub use failure::Failure;
 use lanes::Key;
 pub use lanes::{DriverChosen, pool, use_driver};
 
-/// Runs a function of the C side: `otherwise` where it fails, the failure kept.
+/// Runs a function of the C side: what it answers, or `otherwise` if it has a bug.
 #[inline]
-fn guarded<T>(otherwise: T, work: impl FnOnce() -> Result<T, Failure>) -> T {
-    let failure = match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(answer)) => return answer,
-        Ok(Err(failure)) => failure,
-        Err(_) => Failure::Panicked,
-    };
-    failure::keep(&failure);
-    otherwise
+fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        failure::keep(&Failure::Panicked);
+        otherwise
+    })
+}
+
+/// The answer, or `otherwise` with the failure kept.
+fn kept<T>(otherwise: T, answer: Result<T, Failure>) -> T {
+    answer.unwrap_or_else(|failure| {
+        failure::keep(&failure);
+        otherwise
+    })
 }
 
 fn length(size: isize) -> Result<u64, Failure> {
@@ -60,25 +69,30 @@ pub unsafe extern "C" fn vmm_pool_torch_alloc(
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
-    let work = || {
-        let bytes = length(size)?;
-        if bytes == 0 {
-            return Ok(0);
+    let key = Key::new(device, stream.addr());
+    let address = guarded(0, || {
+        // A negative length is more than any hole has. Errors are kept out of the common path.
+        match recent::with(key, |lane| lane.alloc_raw_warm(size as u64)) {
+            Some(Some(address)) => address,
+            // SAFETY: the caller vouches for the stream.
+            _ => kept(0, unsafe { alloc(size, key) }),
         }
-        let key = Key::new(device, stream.addr());
-        match recent::with(key, |lane| lane.alloc_raw(bytes)) {
-            // Its stream was declared gone: whoever has the handle now has another lane.
-            None | Some(Err(Error::LaneClosed)) => alloc_cold(key, bytes),
-            Some(answer) => Ok(answer?),
-        }
-    };
+    });
     // An address of the device: no memory that Rust knows of.
-    std::ptr::without_provenance_mut(guarded(0, work) as usize)
+    std::ptr::without_provenance_mut(address as usize)
 }
 
+/// # Safety
+/// As [`vmm_pool_torch_alloc`].
 #[cold]
-fn alloc_cold(key: Key, bytes: u64) -> Result<u64, Failure> {
-    // SAFETY: the caller of `vmm_pool_torch_alloc` vouches for the stream.
+unsafe fn alloc(size: isize, key: Key) -> Result<u64, Failure> {
+    let bytes = length(size)?;
+    if bytes == 0 {
+        return Ok(0);
+    }
+    // Not a lane that the thread remembers: its stream may have been declared gone, and then
+    // whoever has the handle now has another lane.
+    // SAFETY: the caller vouches for the stream.
     let lane = unsafe { lanes::lane(key)? };
     recent::remember(key, &lane);
     Ok(lane.alloc_raw(bytes)?)
@@ -100,26 +114,28 @@ pub unsafe extern "C" fn vmm_pool_torch_free(
     device: c_int,
     stream: *mut c_void,
 ) {
-    let address = pointer.addr() as u64;
-    let work = || {
-        if address == 0 {
-            return Ok(());
+    let (address, key) = (pointer.addr() as u64, Key::new(device, stream.addr()));
+    guarded((), || {
+        // A negative length is more than any block has.
+        if let Err(error) = free_raw_on(address, size as u64, key.handle()) {
+            // SAFETY: the caller vouches for the stream.
+            kept((), unsafe { free_otherwise(address, size, key, error) });
         }
-        let bytes = length(size)?;
-        let key = Key::new(device, stream.addr());
-        match free_raw_on(address, bytes, key.handle()) {
-            Err(Error::OtherStream { .. }) => free_crossed(address, bytes, key),
-            answer => Ok(answer?),
-        }
-    };
-    guarded((), work);
+    });
 }
 
-/// A free on another stream than that of the allocation: its work is waited for too.
+/// What is not the block of the stream: on another stream than that of the allocation, whose work is
+/// waited for too, or no block.
+///
+/// # Safety
+/// As [`vmm_pool_torch_free`].
 #[cold]
-fn free_crossed(address: u64, bytes: u64, key: Key) -> Result<(), Failure> {
-    // SAFETY: not the stream of the allocation, so it is live: the caller of `vmm_pool_torch_free`
-    // vouches for it.
+unsafe fn free_otherwise(address: u64, size: isize, key: Key, error: Error) -> Result<(), Failure> {
+    let bytes = length(size)?;
+    if !matches!(error, Error::OtherStream { .. }) {
+        return Err(error.into());
+    }
+    // SAFETY: not the stream of the allocation, so it is live: the caller vouches for it.
     let lane = unsafe { lanes::lane(key)? };
     record_stream_raw(address, lane.stream())?;
     Ok(free_raw(address, bytes)?)
@@ -136,21 +152,21 @@ fn free_crossed(address: u64, bytes: u64, key: Key) -> Result<(), Failure> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_record_stream(pointer: *mut c_void, stream: *mut c_void) {
     let address = pointer.addr() as u64;
-    let work = || {
+    let record = || {
         let device = block_of(address)?.device;
         let device = c_int::try_from(device.0).map_err(|_| Failure::BadDevice(c_int::MAX))?;
         // SAFETY: the caller vouches for the stream.
         let lane = unsafe { lanes::lane(Key::new(device, stream.addr()))? };
         Ok(record_stream_raw(address, lane.stream())?)
     };
-    guarded((), work);
+    guarded((), || kept((), record()));
 }
 
 /// Gives everything idle back to the driver, of all devices used so far. Waits for the work that
 /// may still use it.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmm_pool_torch_empty_cache() {
-    guarded((), lanes::empty);
+    guarded((), || kept((), lanes::empty()));
 }
 
 /// Says that `stream` is about to be destroyed: its memory goes back with its last block.
@@ -161,7 +177,7 @@ pub extern "C" fn vmm_pool_torch_empty_cache() {
 pub unsafe extern "C" fn vmm_pool_torch_stream_destroyed(device: c_int, stream: *mut c_void) {
     let key = Key::new(device, stream.addr());
     // SAFETY: live by this function's own condition.
-    guarded((), || unsafe { lanes::close(key) });
+    guarded((), || kept((), unsafe { lanes::close(key) }));
 }
 
 /// The calling thread's last failure in words, or NULL if there was none. Valid until the thread's

@@ -44,17 +44,19 @@ fn library() -> PathBuf {
     path
 }
 
-fn run(story: &str, driver: &str) -> Option<Output> {
+fn run(story: &str, environment: &[(&str, &str)]) -> Option<Output> {
     let program = program(story)?;
     let mut command = Command::new(&program);
-    let output = command.arg(library()).arg(story).env("VMM_POOL_DRIVER", driver).output();
+    command.arg(library()).arg(story).envs(environment.iter().copied());
+    let output = command.output().unwrap();
     std::fs::remove_file(&program).unwrap();
-    output.ok()
+    Some(output)
 }
 
 /// The story ends well and says nothing.
-fn quiet(story: &str) {
-    let Some(output) = run(story, "sim") else { return };
+fn quiet(story: &str, environment: &[(&str, &str)]) {
+    let environment = [&[("VMM_POOL_DRIVER", "sim")], environment].concat();
+    let Some(output) = run(story, &environment) else { return };
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{story}: {}: {words}", output.status);
     assert_eq!((words.as_ref(), output.stdout.as_slice()), ("", &b""[..]), "{story}");
@@ -62,33 +64,49 @@ fn quiet(story: &str) {
 
 #[test]
 fn threads_share_streams_and_free_what_others_allocated() {
-    quiet("threads");
+    quiet("threads", &[]);
 }
 
 #[test]
 fn wrong_arguments_are_told_and_change_nothing() {
-    quiet("wrong");
+    quiet("wrong", &[]);
 }
 
 #[test]
 fn a_forked_child_gets_nothing_and_breaks_nothing() {
-    quiet("fork");
+    quiet("fork", &[]);
 }
 
 #[test]
 fn a_process_that_ends_while_blocks_live_is_silent() {
     for _ in 0..5 {
-        quiet("exit");
+        quiet("exit", &[]);
     }
 }
 
 #[test]
-fn without_a_driver_the_reason_is_said_once() {
-    let Some(output) = run("no_driver", "gpu") else { return };
-    let (said, kept) = (String::from_utf8(output.stderr), String::from_utf8(output.stdout));
-    let (said, kept) = (said.unwrap(), kept.unwrap());
+fn settings_come_from_the_environment() {
+    quiet("limit", &[("VMM_POOL_LIMIT", "64M")]);
+}
+
+/// No memory can be had: the reason is kept for each call, and said once.
+fn refused(environment: &[(&str, &str)], reason: &str) {
+    let Some(output) = run("refused", environment) else { return };
+    let said = String::from_utf8(output.stderr).unwrap();
+    let kept = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{}: {said}", output.status);
     assert_eq!(said.lines().count(), 1, "{said}");
-    assert_eq!(kept, "VMM_POOL_DRIVER = gpu: expected auto, cuda or sim\n");
+    assert!(kept.starts_with(reason), "{kept}");
     assert!(said.contains(kept.trim()), "{said}");
+}
+
+#[test]
+fn without_a_driver_or_with_a_wrong_setting_the_reason_is_said_once() {
+    let reason = "VMM_POOL_DRIVER = gpu: expected auto, cuda or sim";
+    refused(&[("VMM_POOL_DRIVER", "gpu")], reason);
+    let reason = "VMM_POOL_CHUNK = 3M: expected a power of two";
+    refused(&[("VMM_POOL_DRIVER", "sim"), ("VMM_POOL_CHUNK", "3M")], reason);
+    if let Err(error) = vmm_sys::cuda::Cuda::open() {
+        refused(&[("VMM_POOL_DRIVER", "auto")], &format!("no usable GPU: {error}"));
+    }
 }

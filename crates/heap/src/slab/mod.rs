@@ -103,15 +103,23 @@ impl Slabs {
         Some(if used && offset.is_multiple_of(GRANULE_BYTES) { Ok(handle) } else { Err(NoBlock) })
     }
 
-    /// Frees the block at `offset`: `None` if the offset lies in no slab.
+    /// Frees the block at `offset`, if it has the length that is wanted, or any: `None` if the
+    /// offset lies in no slab.
     #[inline(always)]
-    pub(crate) fn free(&mut self, offset: u64) -> Option<Result<Freed, NoBlock>> {
+    pub(crate) fn free(
+        &mut self,
+        offset: u64,
+        wanted_bytes: Option<u64>,
+    ) -> Option<Result<Freed, NoBlock>> {
         let handle = match self.find(offset)? {
             Ok(handle) => handle,
             Err(no_block) => return Some(Err(no_block)),
         };
         let units = self.table.granule(handle).units();
         let bytes = u64::from(units) << GRANULE_SHIFT;
+        if wanted_bytes.is_some_and(|wanted| wanted != bytes) {
+            return Some(Err(NoBlock));
+        }
         self.used_bytes -= bytes;
         self.blocks -= 1;
         let empty_slab = if self.magazines.push(&mut self.table, handle, units) {
@@ -287,7 +295,7 @@ mod tests {
 
     /// Frees the block at a granule within the slab; returns the slab if that emptied it.
     fn free(slabs: &mut Slabs, granule: u64) -> Option<u64> {
-        let freed = slabs.free(SLAB_BYTES + granule * GRANULE_BYTES);
+        let freed = slabs.free(SLAB_BYTES + granule * GRANULE_BYTES, None);
         let Some(Ok(freed)) = freed else { panic!("no block at granule {granule}") };
         slabs.verify().expect("consistent");
         freed.empty_slab
@@ -320,7 +328,7 @@ mod tests {
             assert_eq!(free(&mut slabs, granule), emptied.then_some(SLAB_BYTES));
         }
         assert_eq!((slabs.count(), slabs.used_bytes(), slabs.blocks()), (0, 0, 0));
-        assert!(slabs.free(SLAB_BYTES).is_none());
+        assert!(slabs.free(SLAB_BYTES, None).is_none());
         // The table of the slab is used again, and holds no trace of the old blocks.
         slabs.add(0);
         assert_eq!(slabs.alloc(128), Some(0));
@@ -337,7 +345,7 @@ mod tests {
             assert_eq!(free(&mut slabs, granule), None);
         }
         assert_eq!(slabs.magazine_bytes(), 2 * 2 * GRANULE_BYTES);
-        assert!(matches!(slabs.free(SLAB_BYTES), Some(Err(NoBlock))), "a second free");
+        assert!(matches!(slabs.free(SLAB_BYTES, None), Some(Err(NoBlock))), "a second free");
         assert_eq!(alloc(&mut slabs, 2), Some(4));
         assert_eq!(alloc(&mut slabs, 2), Some(0));
         // 6 did not fit into the magazine and is merged with the rest of the slab.

@@ -10,6 +10,9 @@ use crate::error::Error;
 
 const PREFIX: &str = "VMM_POOL_";
 
+/// Read elsewhere: the driver is there before a builder is.
+const ELSEWHERE: [&str; 1] = ["VMM_POOL_DRIVER"];
+
 /// Takes a value over, or says what is expected.
 type Read = fn(&mut Settings, &OsStr) -> Result<(), String>;
 
@@ -125,6 +128,7 @@ fn unknown(names: impl Iterator<Item = OsString>) -> Vec<String> {
         .map(|name| name.to_string_lossy().into_owned())
         .filter(|name| name.starts_with(PREFIX))
         .filter(|name| VARIABLES.iter().all(|variable| variable.name != name))
+        .filter(|name| !ELSEWHERE.contains(&name.as_str()))
         .collect();
     unknown.sort();
     unknown
@@ -242,8 +246,9 @@ mod tests {
 
     #[test]
     fn only_unknown_names_with_the_prefix_are_warned_of() {
-        let names = ["PATH", "VMM_POOL_CHUNK", "VMM_POOL_CHUNKS", "VMM_POOL_", "XVMM_POOL_A"];
-        let found = unknown(names.into_iter().map(OsString::from));
+        let known = ["PATH", "VMM_POOL_CHUNK", "VMM_POOL_DRIVER", "XVMM_POOL_A"];
+        let names = known.into_iter().chain(["VMM_POOL_CHUNKS", "VMM_POOL_"]);
+        let found = unknown(names.map(OsString::from));
         assert_eq!(found, ["VMM_POOL_", "VMM_POOL_CHUNKS"]);
     }
 

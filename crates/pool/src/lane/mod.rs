@@ -194,12 +194,16 @@ impl LaneState {
     #[inline]
     pub(crate) fn take_back(&mut self, offset: u64, bytes: u64) -> bool {
         match self.heap.free(offset) {
-            Ok(block_bytes) => {
-                self.live.block_bytes -= block_bytes;
-                self.uncount(offset, bytes);
-            }
-            Err(error) => return Self::nothing_to_take_back(error),
+            Ok(block_bytes) => self.count_taken_back(offset, bytes, block_bytes),
+            Err(error) => Self::nothing_to_take_back(error),
         }
+    }
+
+    /// Counts a block that the heap has taken back. Returns whether the lane should retire.
+    #[inline]
+    fn count_taken_back(&mut self, offset: u64, bytes: u64, block_bytes: u64) -> bool {
+        self.live.block_bytes -= block_bytes;
+        self.uncount(offset, bytes);
         self.live.buffers == 0 && self.fall_idle()
     }
 

@@ -44,15 +44,52 @@ impl Lane {
     /// addresses too (two simulated machines).
     #[inline]
     pub fn alloc_raw(&self, bytes: u64) -> Result<u64, Error> {
-        self.alloc_raw_with(&Request::new(bytes))
+        match self.alloc_raw_warm(bytes) {
+            Some(address) => Ok(address),
+            None => self.alloc_raw_cold(&Request::new(bytes)),
+        }
+    }
+
+    /// The address of a mapped hole for `bytes`, or `None`: then nothing has happened, and
+    /// [`Lane::alloc_raw`] brings memory or says what is wrong. For callers that keep errors out of
+    /// their common path.
+    #[inline]
+    pub fn alloc_raw_warm(&self, bytes: u64) -> Option<u64> {
+        self.alloc_raw_in_hole(&Request::new(bytes))
     }
 
     /// As [`Lane::alloc_raw`], with an alignment and other wishes.
     ///
     /// # Errors
     /// As [`Lane::alloc_raw`]; [`Error::BadAlignment`].
-    #[inline]
     pub fn alloc_raw_with(&self, request: &Request) -> Result<u64, Error> {
+        request.check(&self.device.plan)?;
+        match self.alloc_raw_in_hole(request) {
+            Some(address) => Ok(address),
+            None => self.alloc_raw_cold(request),
+        }
+    }
+
+    /// A mapped hole, if one fits and nothing is out of the ordinary: no error is made here, so
+    /// that the common case carries none about.
+    #[inline]
+    fn alloc_raw_in_hole(&self, request: &Request) -> Option<u64> {
+        if process::is_forked_child() || request.bytes() == 0 {
+            return None;
+        }
+        let mut guard = self.cell.lock();
+        let state = guard.as_mut()?;
+        if state.id != self.id || state.closing || !state.is_listed {
+            return None;
+        }
+        let block = state.heap.alloc(request.bytes(), request.align_bytes()).ok()?;
+        Some(state.hand_out(self.cell, block, block.bytes).into_address())
+    }
+
+    /// The same, and everything else, in the order of [`Lane::alloc_with`].
+    #[cold]
+    #[inline(never)]
+    fn alloc_raw_cold(&self, request: &Request) -> Result<u64, Error> {
         request.check(&self.device.plan)?;
         let request = request.in_granules();
         if request.bytes() == 0 {
@@ -64,23 +101,9 @@ impl Lane {
         }
         {
             let mut guard = self.cell.lock();
-            let state = self.state(&mut guard)?;
-            if state.is_listed
-                && let Ok(block) = state.heap.alloc(request.bytes(), request.align_bytes())
-            {
-                return Ok(state.hand_out(self.cell, block, request.bytes()).into_address());
-            }
-        }
-        self.alloc_raw_cold(&request)
-    }
-
-    #[cold]
-    fn alloc_raw_cold(&self, request: &Request) -> Result<u64, Error> {
-        {
-            let mut guard = self.cell.lock();
             self.state(&mut guard)?.list(self.cell)?;
         }
-        grow::alloc_cold(self, request).map(Buffer::into_address)
+        grow::alloc_cold(self, &request).map(Buffer::into_address)
     }
 }
 
@@ -133,19 +156,17 @@ impl LaneState {
         })
     }
 
-    /// Offset and length of the block at exactly `address`, whoever holds it.
+    /// The offset of an address, if the directory may have said so. It was read without the lock:
+    /// the shell may hold a later lane by now.
     #[inline]
-    fn block_at(&self, address: u64) -> Result<(u64, u64), Error> {
-        // The directory was read without the lock: the shell may hold a later lane by now.
-        let offset = self.region.offset_of(address).filter(|_| self.is_listed);
-        let offset = offset.ok_or(Error::UnknownAddress { address })?;
-        let bytes = self.heap.block_bytes(offset).ok_or(Error::NotAllocated { address })?;
-        Ok((offset, bytes))
+    fn listed_offset(&self, address: u64) -> Option<u64> {
+        if self.is_listed { self.region.offset_of(address) } else { None }
     }
 
-    /// The same, of a block that somebody holds.
+    /// Offset and length of the block that somebody holds at exactly `address`.
     fn held_block_at(&self, address: u64) -> Result<(u64, u64), Error> {
-        let (offset, bytes) = self.block_at(address)?;
+        let offset = self.listed_offset(address).ok_or(Error::UnknownAddress { address })?;
+        let bytes = self.heap.block_bytes(offset).ok_or(Error::NotAllocated { address })?;
         match self.marks.at(offset) {
             Some(Mark::Withheld) => Err(Error::NotAllocated { address }),
             Some(Mark::Crossed(_)) | None => Ok((offset, bytes)),
@@ -193,6 +214,40 @@ pub fn free_raw_on(address: u64, bytes: u64, stream: StreamHandle) -> Result<(),
 
 #[inline]
 fn free(address: u64, bytes: u64, on: Option<StreamHandle>) -> Result<(), Error> {
+    if free_warm(address, bytes, on) { Ok(()) } else { free_cold(address, bytes, on) }
+}
+
+/// Frees a block of which nothing out of the ordinary is known. As in an allocation, no error is
+/// made here. Returns whether that was so.
+#[inline]
+fn free_warm(address: u64, bytes: u64, on: Option<StreamHandle>) -> bool {
+    if process::is_forked_child() || bytes == 0 {
+        return false;
+    }
+    let Some(cell) = directory::lane_at(address) else { return false };
+    let should_retire = {
+        let mut guard = cell.lock();
+        let Some(state) = guard.as_mut() else { return false };
+        let Some(offset) = state.listed_offset(address) else { return false };
+        if on.is_some_and(|handle| handle != state.stream.handle()) {
+            return false;
+        }
+        if !state.marks.is_empty() && state.marks.at(offset).is_some() {
+            return false;
+        }
+        let Ok(block_bytes) = state.heap.free_exact(offset, bytes) else { return false };
+        state.count_taken_back(offset, block_bytes, block_bytes)
+    };
+    if should_retire {
+        retire(cell);
+    }
+    true
+}
+
+/// The same, if it is a block after all; else what it is instead.
+#[cold]
+#[inline(never)]
+fn free_cold(address: u64, bytes: u64, on: Option<StreamHandle>) -> Result<(), Error> {
     if address == 0 {
         return Ok(());
     }
@@ -200,15 +255,14 @@ fn free(address: u64, bytes: u64, on: Option<StreamHandle>) -> Result<(), Error>
     let should_retire = {
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return Err(Error::UnknownAddress { address }) };
-        let (offset, block_bytes) = state.block_at(address)?;
+        let (offset, block_bytes) = state.held_block_at(address)?;
         if bytes > block_bytes || block_bytes - bytes >= GRANULE_BYTES {
             return Err(Error::WrongBytes { address, bytes, block_bytes });
         }
         if on.is_some_and(|handle| handle != state.stream.handle()) {
             return Err(Error::OtherStream { address });
         }
-        if !state.marks.is_empty() && state.marks.at(offset).is_some() {
-            state.held_block_at(address)?;
+        if state.marks.at(offset).is_some() {
             let streams = state.marks.withhold(offset);
             drop(guard);
             free_crossed(cell, offset, block_bytes, streams);
