@@ -23,8 +23,8 @@ extern "C" {
 void *vmm_pool_torch_alloc(ssize_t size, int device, void *stream);
 
 /* Gives memory back; `size` as it was asked for. Work enqueued before, on `stream` and on the
- * stream of the allocation, may still use it. NULL is ignored; what is no block of that size is ignored
- * too, with an error kept. */
+ * stream of the allocation, may still use it. NULL is ignored; what is no block of that size is
+ * ignored too, with an error kept. */
 void vmm_pool_torch_free(void *ptr, ssize_t size, int device, void *stream);
 
 /* Work on `stream`, one of the block's own device, uses the block that starts at `ptr`: once freed,

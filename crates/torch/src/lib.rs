@@ -61,8 +61,8 @@ fn length(size: isize) -> Result<u64, Failure> {
 ///
 /// # Safety
 /// `stream` is 0 or 1 (the legacy stream), 2 (the calling thread's own), or a live stream of
-/// `device`'s primary context. Before it is destroyed, [`vmm_pool_torch_stream_destroyed`] is called
-/// for it.
+/// `device`'s primary context. Before it is destroyed, [`vmm_pool_torch_stream_destroyed`] is
+/// called for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_alloc(
     size: isize,
@@ -101,8 +101,8 @@ unsafe fn alloc(size: isize, key: Key) -> Result<u64, Failure> {
 /// Gives memory back. Work enqueued before, on `stream` and on the stream of the allocation, may
 /// still use it.
 ///
-/// NULL is ignored. So is what is no block of this process's pools, was freed before, or has another
-/// length; the failure says which.
+/// NULL is ignored. So is what is no block of this process's pools, was freed before, or has
+/// another length; the failure says which.
 ///
 /// # Safety
 /// As [`vmm_pool_torch_alloc`] for `stream`; if it is the stream of the allocation, it may be gone.
@@ -124,8 +124,8 @@ pub unsafe extern "C" fn vmm_pool_torch_free(
     });
 }
 
-/// What is not the block of the stream: on another stream than that of the allocation, whose work is
-/// waited for too, or no block.
+/// What is not the block of the stream: on another stream than that of the allocation, whose work
+/// is waited for too, or no block.
 ///
 /// # Safety
 /// As [`vmm_pool_torch_free`].
