@@ -186,3 +186,32 @@ pub unsafe extern "C" fn vmm_pool_torch_stream_destroyed(device: c_int, stream: 
 pub extern "C" fn vmm_pool_torch_last_error() -> *const c_char {
     failure::last()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+
+    #[test]
+    fn a_panic_does_not_cross_the_border() {
+        let answer = guarded(7, || if last_words().is_none() { panic!("meant to be") } else { 8 });
+        assert_eq!(answer, 7);
+        assert!(last_words().unwrap().contains("panicked"));
+    }
+
+    #[test]
+    fn words_are_kept_for_each_thread() {
+        assert_eq!(kept(1, Err(Failure::BadLength(-3))), 1);
+        assert_eq!(last_words().unwrap(), "a length of -3 bytes: expected 0 or more");
+        assert_eq!(std::thread::spawn(last_words).join().unwrap(), None);
+        assert_eq!(kept(1, Ok(2)), 2);
+        assert!(last_words().is_some(), "success forgets nothing");
+    }
+
+    fn last_words() -> Option<String> {
+        let words = vmm_pool_torch_last_error();
+        // SAFETY: a C string that stays until this thread's next failure.
+        (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_str().unwrap().to_owned())
+    }
+}
