@@ -41,7 +41,9 @@ pub(crate) fn must_refuse(setup: &Setup, request: &Request) -> Option<Discrimina
 /// # Errors
 /// In words, what is wrong with them.
 pub(crate) fn check_figures(facts: &OutOfMemory) -> Result<(), String> {
-    if !facts.stats.adds_up() || facts.largest_bytes > facts.stats.idle_bytes {
+    let stats = &facts.stats;
+    let reach = (stats.idle_bytes + stats.stock_bytes).saturating_add(facts.room_bytes);
+    if !stats.adds_up() || facts.largest_bytes.is_some_and(|largest| largest > reach) {
         return Err(format!("an error with wrong figures: {facts:?}"));
     }
     Ok(())

@@ -163,6 +163,12 @@ impl Device {
         self.budget.as_ref().map_or(own, |budget| own.min(budget.room_bytes()))
     }
 
+    /// The shared budget's limit, if it leaves less than the pool's own.
+    pub(crate) fn binding_budget_bytes(&self) -> Option<u64> {
+        let own = self.plan.limit_bytes.saturating_sub(self.held_bytes());
+        self.budget.as_ref().filter(|shared| shared.room_bytes() < own).map(Budget::limit_bytes)
+    }
+
     /// Books memory before it is made, so that no two threads can overrun a limit together.
     fn book(&self, bytes: u64) -> bool {
         let limit = self.plan.limit_bytes;

@@ -1,8 +1,8 @@
 //! What can go wrong, with the numbers that explain it.
 
-use std::fmt;
-
 use vmm_sys::{Call, DeviceId, DriverError};
+
+use crate::out_of_memory::OutOfMemory;
 
 /// An operation of the pool that did not succeed. The pool is as it was before.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -140,72 +140,6 @@ impl Error {
             Error::OutOfMemory(_) => true,
             Error::Driver(error) => error.is_out_of_memory(),
             _ => false,
-        }
-    }
-}
-
-/// The facts of an out-of-memory error. All figures are bytes of one device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct OutOfMemory {
-    /// The device.
-    pub device: DeviceId,
-    /// What was asked for.
-    pub asked_bytes: u64,
-    /// The statistics when it failed.
-    pub stats: crate::DeviceStats,
-    /// The largest request that would succeed in the asking lane without new memory.
-    pub largest_bytes: u64,
-    /// The device's free memory, if the driver could say.
-    pub device_free_bytes: Option<u64>,
-    /// The device's memory, if the driver could say.
-    pub device_total_bytes: Option<u64>,
-    /// The driver's refusal, unless the pool's own limit came first.
-    pub cause: Option<DriverError>,
-}
-
-impl OutOfMemory {
-    /// Free bytes would suffice, but in no one place, or in no place that this lane may use.
-    pub fn is_scattered(&self) -> bool {
-        self.stats.idle_bytes + self.stats.limbo_bytes + self.stats.stock_bytes >= self.asked_bytes
-    }
-}
-
-impl fmt::Display for OutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let s = &self.stats;
-        write!(f, "out of memory on {}: asked {} bytes; ", self.device, self.asked_bytes)?;
-        write!(
-            f,
-            "held {} = live {} + rounding {} + idle {} + limbo {} + private {} + stock {}; ",
-            s.held_bytes,
-            s.live_bytes,
-            s.rounding_bytes,
-            s.idle_bytes,
-            s.limbo_bytes,
-            s.private_bytes,
-            s.stock_bytes
-        )?;
-        match s.limit_bytes {
-            u64::MAX => write!(f, "no limit set; ")?,
-            limit => write!(f, "limit {limit}; ")?,
-        }
-        write!(f, "largest piece that would succeed {}; ", self.largest_bytes)?;
-        let say = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), |b| b.to_string());
-        write!(
-            f,
-            "device free {} of {}; ",
-            say(self.device_free_bytes),
-            say(self.device_total_bytes)
-        )?;
-        f.write_str(if self.is_scattered() {
-            "too scattered: enough bytes are free, but not in one place"
-        } else {
-            "too full: fewer bytes are free than were asked for"
-        })?;
-        match &self.cause {
-            Some(cause) => write!(f, " ({cause})"),
-            None => Ok(()),
         }
     }
 }

@@ -166,6 +166,13 @@ impl Climb {
         let rung = RUNGS[self.climbed];
         device.ladder.climbed[self.climbed].fetch_add(1, Ordering::Relaxed);
         self.climbed += 1;
+        let span = tracing::debug_span!(
+            "vmm_pool.reclaim",
+            device = device.plan.device.0,
+            bytes = request.bytes(),
+            ?rung
+        );
+        let _entered = span.enter();
         let wait = if request.may_wait() { Wait::Yes } else { Wait::No };
         match rung {
             Rung::Create | Rung::Exact | Rung::OwnOnly => {}

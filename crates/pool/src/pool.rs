@@ -9,10 +9,11 @@ use crate::background::Background;
 use crate::budget::Budget;
 use crate::config::{ChunkSize, Placement, Settings};
 use crate::device::{Device, Shortage};
-use crate::error::{Error, OutOfMemory};
+use crate::error::Error;
 use crate::ladder::{self, Callback};
 use crate::lane::{self, Lane, LaneCell, Wait};
 use crate::lanes::LaneRef;
+use crate::out_of_memory::{Asked, OutOfMemory};
 use crate::stats::{DeviceStats, PoolStats};
 use crate::trace::Recorder;
 use crate::turn::Turn;
@@ -142,6 +143,8 @@ impl PoolBuilder {
         if settings.devices.is_empty() {
             settings.devices.push(DeviceId(0));
         }
+        let span = tracing::debug_span!("vmm_pool.build", devices = settings.devices.len());
+        let _entered = span.enter();
         let mut devices = Vec::with_capacity(settings.devices.len());
         for device in &settings.devices {
             let plan = settings.validate(&driver, *device)?;
@@ -162,6 +165,11 @@ impl PoolBuilder {
 
 /// Makes chunks until the shelf holds `bytes`. Returns the bytes made.
 fn fill(device: &Device, bytes: u64, most_bytes: u64) -> Result<u64, Error> {
+    if bytes == 0 {
+        return Ok(0);
+    }
+    let span = tracing::debug_span!("vmm_pool.stock", device = device.plan.device.0, bytes);
+    let _entered = span.enter();
     device.stock_up(bytes, most_bytes, Turn::Requester, &|| false).map_err(
         |shortage| match shortage {
             Shortage::Limit => stock_shortage(device, bytes, None),
@@ -173,17 +181,13 @@ fn fill(device: &Device, bytes: u64, most_bytes: u64) -> Result<u64, Error> {
     )
 }
 
-fn stock_shortage(device: &Device, asked_bytes: u64, cause: Option<vmm_sys::DriverError>) -> Error {
-    let info = device.driver.mem_info(device.plan.device).ok();
-    Error::OutOfMemory(Box::new(OutOfMemory {
-        device: device.plan.device,
-        asked_bytes,
-        stats: device.stats(),
-        largest_bytes: 0,
-        device_free_bytes: info.map(|info| info.free_bytes),
-        device_total_bytes: info.map(|info| info.total_bytes),
-        cause,
-    }))
+/// The device is not asked for its free memory: it may have no context yet, and asking would make
+/// one, which takes memory.
+fn stock_shortage(device: &Device, bytes: u64, cause: Option<vmm_sys::DriverError>) -> Error {
+    let granularity_bytes = device.plan.granularity_bytes;
+    let rounded_bytes = bytes.checked_next_multiple_of(granularity_bytes).unwrap_or(bytes);
+    let asked = Asked { bytes, rounded_bytes, may_wait: true };
+    Error::OutOfMemory(Box::new(OutOfMemory::new(device, asked, None, None, cause)))
 }
 
 impl Pool {

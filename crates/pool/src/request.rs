@@ -49,6 +49,11 @@ impl Request {
         self.may_wait
     }
 
+    /// The same for another length.
+    pub(crate) fn of_bytes(self, bytes: u64) -> Request {
+        Request { bytes, ..self }
+    }
+
     /// The same for whole granules of the heap. The length was checked before.
     #[inline]
     pub(crate) fn in_granules(self) -> Request {

@@ -97,6 +97,8 @@ fn tear_down(mut state: LaneState, device: &Device) {
         // Every object stays silent when it is dropped.
         return;
     }
+    let span = tracing::debug_span!("vmm_pool.lane_close", stream = ?state.stream);
+    let _entered = span.enter();
     wait_for_users(&state, device);
     device.limbo_shrank(state.limbo.parked.len() + state.limbo.retired.len());
     let turn = Turn::Requester;

@@ -4,19 +4,22 @@
 //! taken as one block when it is claimed, so no other thread can use its free parts meanwhile.
 //! All or nothing: a failure at any step leaves the lane as before.
 
+use parking_lot::MutexGuard;
 use vmm_heap::Miss;
 use vmm_sys::DriverError;
 
 use super::claim::{Claim, act, claim, hand_back, split};
-use super::window::{choose_window, runs};
+use super::report::out_of_memory;
+use super::window::{Window, choose_window, runs};
 use super::{Lane, LaneState, Wait, sweep};
 use crate::buffer::Buffer;
 use crate::device::{Device, Shortage};
-use crate::error::{Error, OutOfMemory};
-use crate::growth::{self, Supply};
+use crate::error::Error;
+use crate::growth::{self, Piece, Supply};
 use crate::ladder::{Climb, Rung};
 use crate::region::Region;
 use crate::request::Request;
+use crate::stock::Stock;
 use crate::turn::Turn;
 
 /// Rounds of reserve, race and retry before a request gives up: far more than can be needed.
@@ -40,7 +43,11 @@ enum Outcome {
 #[cold]
 #[inline(never)]
 pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error> {
-    let span = tracing::debug_span!("vmm_pool.grow", bytes = request.bytes());
+    let span = tracing::debug_span!(
+        "vmm_pool.grow",
+        device = lane.device.plan.device.0,
+        bytes = request.bytes()
+    );
     let _entered = span.enter();
     let device = &*lane.device;
     if device.driver.is_gone() {
@@ -48,22 +55,26 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
     }
     let shelf_bytes = device.stock.lock().bytes();
     let served = climb_to_memory(lane, request);
-    if served.is_err() {
+    if !matches!(served, Ok(Ok(_))) {
         // What was made for this request alone is of no use to anybody.
         device.release_stock(shelf_bytes, Turn::Requester);
     }
-    served
+    served?.map_err(|cause| out_of_memory(lane, request, cause))
 }
 
-/// Tries, and does what the next rung of the ladder says after each shortage.
-fn climb_to_memory(lane: &Lane, request: &Request) -> Result<Buffer, Error> {
+/// Tries, and does what the next rung of the ladder says after each shortage. The inner error is
+/// that memory is short, with the driver's refusal if there was one.
+fn climb_to_memory(
+    lane: &Lane,
+    request: &Request,
+) -> Result<Result<Buffer, Option<DriverError>>, Error> {
     let device = &*lane.device;
     let mut climb = Climb::new();
     let mut cause = None;
     for _ in 0..ROUNDS_MAX {
         sweep(lane.cell, Wait::No, Turn::Requester);
         match attempt(lane, request, climb.rung())? {
-            Outcome::Done(buffer) => return Ok(buffer),
+            Outcome::Done(buffer) => return Ok(Ok(buffer)),
             Outcome::Reserve(miss) => reserve(lane, &miss)?,
             Outcome::Short(refusal) => {
                 cause = refusal.or(cause);
@@ -73,7 +84,7 @@ fn climb_to_memory(lane: &Lane, request: &Request) -> Result<Buffer, Error> {
             }
         }
     }
-    Err(out_of_memory(lane, request, cause))
+    Ok(Err(cause))
 }
 
 fn attempt(lane: &Lane, request: &Request, rung: Rung) -> Result<Outcome, Error> {
@@ -128,10 +139,62 @@ fn plan(
     request: &Request,
     rung: Rung,
 ) -> Planned {
+    let slot_bytes = state.region.slot_bytes();
+    let terms = Terms {
+        create_slots: if rung == Rung::OwnOnly { 0 } else { device.room_bytes() / slot_bytes },
+        with_stock: true,
+        exact: rung != Rung::Create,
+    };
+    let (found, mut stock) = match survey(state, device, miss, request, terms) {
+        Surveyed::Found(found, stock) => (found, stock),
+        Surveyed::NoAddresses => return Planned::Reserve(*miss),
+        Surveyed::Short => return Planned::Short,
+    };
+    let Found { window, pieces, keys } = found;
+    let mut take = |slots: u32| stock.take(u64::from(slots) * slot_bytes);
+    Planned::Claim(claim(state, miss, &window, &pieces, &keys, &mut take))
+}
+
+/// What a request may draw on beside its lane's own chunks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// Slots that may be created.
+    pub(super) create_slots: u64,
+    /// Whether the stock may be used.
+    pub(super) with_stock: bool,
+    /// Create no more than is missing.
+    pub(super) exact: bool,
+}
+
+/// Where a missing block would go, and what would bring memory there.
+pub(super) struct Found {
+    window: Window,
+    pieces: Vec<Piece>,
+    /// Of the lane's free chunks, for the pieces that name one.
+    keys: Vec<u32>,
+}
+
+pub(super) enum Surveyed<'a> {
+    /// It can be served, as long as the stock stays locked.
+    Found(Found, MutexGuard<'a, Stock>),
+    /// Addresses are missing.
+    NoAddresses,
+    /// Memory is missing.
+    Short,
+}
+
+/// Looks how a miss could be served, and changes nothing.
+pub(super) fn survey<'a>(
+    state: &LaneState,
+    device: &'a Device,
+    miss: &Miss,
+    request: &Request,
+    terms: Terms,
+) -> Surveyed<'a> {
     let region = &state.region;
     let slot_bytes = region.slot_bytes();
     let Some(window) = choose_window(region, &state.heap, miss) else {
-        return Planned::Reserve(*miss);
+        return Surveyed::NoAddresses;
     };
     let runs = runs(region, &window);
     let live = &state.live;
@@ -139,31 +202,30 @@ fn plan(
     let soft_limit = device.plan.soft_limit;
     let soft =
         growth::soft_allowance_bytes(soft_limit, peak_live, region.mapped_bytes()) / slot_bytes;
-    let create = if rung == Rung::OwnOnly { 0 } else { device.room_bytes() / slot_bytes };
     let needed = u64::from(window.missing_slots);
     let chunk_slots = (growth::chunk_bytes(&device.plan, peak_live) / slot_bytes) as u32;
     // Looked for only where they may be needed: it walks the whole heap.
-    let keys = if soft < needed + u64::from(chunk_slots) || create < needed {
+    let keys = if soft < needed + u64::from(chunk_slots) || terms.create_slots < needed {
         state.free_chunks(window.first_slot, window.end_slot)
     } else {
         Vec::new()
     };
     let length = |key: &u32| region.placed_at(*key).map_or(0, |placed| placed.slots);
     let free_chunks = keys.iter().map(length).collect();
-    let mut stock = device.stock.lock();
+    let stock = device.stock.lock();
+    let shelves = stock.counts().filter(|_| terms.with_stock);
     let supply = Supply {
-        stock: stock.counts().map(|(b, n)| ((b / slot_bytes) as u32, n as u32)).collect(),
+        stock: shelves.map(|(b, n)| ((b / slot_bytes) as u32, n as u32)).collect(),
         free_chunks,
-        create_slots: create,
+        create_slots: terms.create_slots,
         soft_slots: soft,
         chunk_slots,
-        exact: rung != Rung::Create,
+        exact: terms.exact,
     };
-    let Some(pieces) = growth::cover(&runs, supply) else { return Planned::Short };
-    let mut take = |slots: u32| stock.take(u64::from(slots) * slot_bytes);
-    let claim = claim(state, miss, &window, &pieces, &keys, &mut take);
-    drop(stock);
-    Planned::Claim(claim)
+    match growth::cover(&runs, supply) {
+        Some(pieces) => Surveyed::Found(Found { window, pieces, keys }, stock),
+        None => Surveyed::Short,
+    }
 }
 
 /// Makes the brought memory part of the heap and serves the request from it.
@@ -218,19 +280,4 @@ fn reserve(lane: &Lane, miss: &Miss) -> Result<(), Error> {
     // Real addresses are aligned to `align_bytes`; a placement may want more of logical ones.
     state.region.add_segment(range, miss.bytes, miss.align.max(align_bytes));
     Ok(())
-}
-
-fn out_of_memory(lane: &Lane, request: &Request, cause: Option<DriverError>) -> Error {
-    let device = &*lane.device;
-    // Advice for the message only: a device that cannot say is reported as unknown.
-    let info = device.driver.mem_info(device.plan.device).ok();
-    Error::OutOfMemory(Box::new(OutOfMemory {
-        device: device.plan.device,
-        asked_bytes: request.bytes(),
-        stats: device.stats(),
-        largest_bytes: lane.largest_free_bytes(),
-        device_free_bytes: info.map(|info| info.free_bytes),
-        device_total_bytes: info.map(|info| info.total_bytes),
-        cause,
-    }))
 }

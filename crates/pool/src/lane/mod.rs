@@ -13,6 +13,7 @@ mod grow;
 mod limbo;
 mod marks;
 pub(crate) mod raw;
+mod report;
 mod window;
 
 use std::fmt;
