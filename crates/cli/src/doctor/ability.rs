@@ -7,8 +7,8 @@ use vmm_sys::{DriverError, ResultCode};
 use super::finding::Finding;
 use super::remedy;
 
-/// The one ability that nothing works without, judged as a pool judges it when it is built: a device
-/// that denies it is not used, even where the calls answer.
+/// The one ability that nothing works without, judged as a pool judges it when it is built: a
+/// device that denies it is not used, even where the calls answer.
 pub(super) fn memory_calls(facts: &DeviceFacts) -> Finding {
     let (id, what) = ("memory_calls", "memory calls");
     let found = &facts.abilities.vmm;
