@@ -1,4 +1,5 @@
-//! The walker: checks every invariant of a device's pool (docs/INVARIANTS.md).
+//! The walker: checks the invariants of a device's pool, and names those that do not hold
+//! (docs/INVARIANTS.md).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,19 +14,19 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
     let carries = device.carries();
     let name = device.plan.device;
     // Held on, so that two threads never lock the same lanes in two orders.
-    let lanes = device.lanes.lock();
-    let lanes = lanes.all();
-    let guards: Vec<_> = lanes.iter().filter_map(|lane| Some((lane, lane.lock()?))).collect();
+    let list = device.lanes.lock();
+    let guards: Vec<_> =
+        list.all().into_iter().filter_map(|lane| Some((lane, lane.lock()?))).collect();
     let states: Vec<&LaneState> = guards.iter().map(|(_, guard)| &**guard).collect();
     for (reference, state) in &guards {
         lane(state).map_err(|text| format!("{name}, {:?}: {text}", state.stream))?;
         if !state.is_listed_right(reference.cell) {
-            return Err(format!("{name}, {:?}: the directory does not find it", state.stream));
+            return Err(format!("I20: {name}, {:?}: the directory is wrong", state.stream));
         }
     }
     let stats = device.stats_of(&states);
     if !stats.adds_up() {
-        return Err(format!("{name}: the columns do not add up: {stats:?}"));
+        return Err(format!("I3: {name}: the columns do not add up: {stats:?}"));
     }
     if states.iter().any(|state| state.busy > 0) {
         return Ok(());
@@ -39,12 +40,13 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
     }
     if held != mapped + leaving + shelf {
         return Err(format!(
-            "{name}: {held} bytes are booked, but {mapped} are mapped, {leaving} leaving and \
+            "I1: {name}: {held} bytes are booked, but {mapped} are mapped, {leaving} leaving and \
              {shelf} on the shelf"
         ));
     }
     if held > device.plan.limit_bytes {
-        return Err(format!("{name}: {held} bytes exceed the limit {}", device.plan.limit_bytes));
+        let limit = device.plan.limit_bytes;
+        return Err(format!("I2: {name}: {held} bytes exceed the limit {limit}"));
     }
     Ok(())
 }
@@ -65,25 +67,25 @@ fn leaving_bytes(states: &[&LaneState], stuck: &[Mapping]) -> u64 {
 }
 
 fn lane(state: &LaneState) -> Result<(), String> {
-    state.heap.verify()?;
-    state.region.verify()?;
+    state.heap.verify().map_err(|text| format!("I7: {text}"))?;
+    state.region.verify().map_err(|text| format!("I4: {text}"))?;
     if state.busy > 0 {
         return Ok(());
     }
     let heap = state.heap.stats();
     let blocks = state.live.block_bytes + state.limbo.block_bytes;
     if heap.used_bytes != blocks {
-        return Err(format!("the heap lent {} bytes, buffers hold {blocks}", heap.used_bytes));
+        return Err(format!("I6: the heap lent {} bytes, buffers hold {blocks}", heap.used_bytes));
     }
     let inserted = heap.used_bytes + heap.free_bytes;
     if inserted != state.region.mapped_bytes() {
         return Err(format!(
-            "the heap places {inserted} bytes, {} are mapped",
+            "I5: the heap places {inserted} bytes, {} are mapped",
             state.region.mapped_bytes()
         ));
     }
     if state.live.asked_bytes > state.live.block_bytes {
-        return Err(format!("more is live than was lent: {:?}", state.live));
+        return Err(format!("I6: more is live than was lent: {:?}", state.live));
     }
     Ok(())
 }
