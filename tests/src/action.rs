@@ -15,8 +15,9 @@ use vmm_sys::{Call, ResultCode};
 pub enum Action {
     /// Makes a stream of a device.
     Stream { stream: u32, device: u32 },
-    /// Asks the stream's lane for memory, in bytes, and writes the buffer's pattern into it.
-    Alloc { buffer: u32, stream: u32, bytes: u64, align: u64, wait: bool },
+    /// Asks the stream's lane for memory, in bytes, and writes the buffer's pattern into it. A raw
+    /// one is known to the pool by its address only.
+    Alloc { buffer: u32, stream: u32, bytes: u64, align: u64, wait: bool, raw: bool },
     /// Checks the contents and drops the buffer.
     Free { buffer: u32 },
     /// Tells the pool that a stream uses the buffer.
@@ -37,6 +38,11 @@ pub enum Action {
     Prefill { device: u32, bytes: u64 },
     /// Declares a stream's lane closed. The next allocation on the stream opens a new one.
     CloseLane { stream: u32 },
+    /// Begins to capture a stream of the device that has nothing to do with the pool. No other
+    /// action may harm the capture.
+    Capture { device: u32 },
+    /// Ends that capture, which must be unharmed.
+    EndCapture { device: u32 },
     /// Starts new peaks.
     ResetPeaks,
     /// Drops the pool while buffers may live. The next action that needs one makes a new pool.
@@ -51,9 +57,10 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Action::Stream { stream, device } => write!(f, "stream s{stream} d{device}"),
-            Action::Alloc { buffer, stream, bytes, align, wait } => {
+            Action::Alloc { buffer, stream, bytes, align, wait, raw } => {
                 write!(f, "alloc b{buffer} s{stream} {bytes} align {align}")?;
-                f.write_str(if *wait { "" } else { " nowait" })
+                f.write_str(if *wait { "" } else { " nowait" })?;
+                f.write_str(if *raw { " raw" } else { "" })
             }
             Action::Free { buffer } => write!(f, "free b{buffer}"),
             Action::Record { buffer, stream } => write!(f, "record b{buffer} s{stream}"),
@@ -65,6 +72,8 @@ impl fmt::Display for Action {
             Action::Trim { device } => write!(f, "trim d{device}"),
             Action::Prefill { device, bytes } => write!(f, "prefill d{device} {bytes}"),
             Action::CloseLane { stream } => write!(f, "close-lane s{stream}"),
+            Action::Capture { device } => write!(f, "capture d{device}"),
+            Action::EndCapture { device } => write!(f, "end-capture d{device}"),
             Action::ResetPeaks => f.write_str("reset-peaks"),
             Action::DropPool => f.write_str("drop-pool"),
             Action::Fault { call, at, code, times } => {
@@ -90,11 +99,8 @@ impl FromStr for Action {
                     words.expect("align")?;
                     words.number()?
                 },
-                wait: match words.words.next() {
-                    None => true,
-                    Some("nowait") => false,
-                    Some(other) => return Err(words.wrong("nowait or nothing", other)),
-                },
+                wait: !words.take_if("nowait"),
+                raw: words.take_if("raw"),
             },
             "free" => Action::Free { buffer: words.named('b')? },
             "record" => Action::Record { buffer: words.named('b')?, stream: words.named('s')? },
@@ -106,6 +112,8 @@ impl FromStr for Action {
             "trim" => Action::Trim { device: words.named('d')? },
             "prefill" => Action::Prefill { device: words.named('d')?, bytes: words.number()? },
             "close-lane" => Action::CloseLane { stream: words.named('s')? },
+            "capture" => Action::Capture { device: words.named('d')? },
+            "end-capture" => Action::EndCapture { device: words.named('d')? },
             "reset-peaks" => Action::ResetPeaks,
             "drop-pool" => Action::DropPool,
             "fault" => Action::Fault {
@@ -137,6 +145,16 @@ impl<'a> Words<'a> {
 
     fn word(&mut self) -> Result<&'a str, String> {
         self.words.next().ok_or_else(|| self.wrong("one more word", "the end of the line"))
+    }
+
+    /// Takes the next word if it is this one.
+    fn take_if(&mut self, wanted: &str) -> bool {
+        let mut rest = self.words.clone();
+        let found = rest.next() == Some(wanted);
+        if found {
+            self.words = rest;
+        }
+        found
     }
 
     fn expect(&mut self, wanted: &str) -> Result<(), String> {
@@ -174,8 +192,15 @@ mod tests {
         let code = ResultCode::OUT_OF_MEMORY;
         let actions = [
             Action::Stream { stream: 1, device: 0 },
-            Action::Alloc { buffer: 2, stream: 1, bytes: u64::MAX, align: 256, wait: true },
-            Action::Alloc { buffer: 3, stream: 1, bytes: 0, align: 0, wait: false },
+            Action::Alloc {
+                buffer: 2,
+                stream: 1,
+                bytes: u64::MAX,
+                align: 256,
+                wait: true,
+                raw: false,
+            },
+            Action::Alloc { buffer: 3, stream: 1, bytes: 0, align: 0, wait: false, raw: true },
             Action::Free { buffer: 2 },
             Action::Record { buffer: 2, stream: 4 },
             Action::Use { buffer: 2, stream: 4 },
@@ -186,6 +211,8 @@ mod tests {
             Action::Trim { device: 1 },
             Action::Prefill { device: 1, bytes: 3 << 20 },
             Action::CloseLane { stream: 9 },
+            Action::Capture { device: 1 },
+            Action::EndCapture { device: 1 },
             Action::ResetPeaks,
             Action::DropPool,
             Action::Fault { call: Call::MemCreate, at: 3, code, times: 2 },
@@ -203,7 +230,7 @@ mod tests {
             ("fly b1", "the name of an action"),
             ("free 1", "b and a number"),
             ("alloc b1 s1 ten align 256", "a number"),
-            ("alloc b1 s1 10 align 256 never", "nowait or nothing"),
+            ("alloc b1 s1 10 align 256 never", "the end of the line"),
             ("trim d0 now", "the end of the line"),
             ("fault cuFly 1 2 3", "the name of a driver call"),
         ] {

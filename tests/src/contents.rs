@@ -3,8 +3,9 @@
 //! Work on streams writes the same values again, so contents do not depend on the order of streams;
 //! work that reaches memory which was handed out again shows as a foreign value.
 
-use vmm_pool::Buffer;
 use vmm_sys::object::Stream;
+
+use crate::memory::Memory;
 
 /// Bytes written at each place of a long buffer.
 const AREA_BYTES: u64 = 4096;
@@ -39,11 +40,11 @@ impl Contents {
     ///
     /// # Errors
     /// The driver's, in words.
-    pub fn enqueue(self, buffer: &Buffer, stream: &Stream) -> Result<(), String> {
+    pub fn enqueue(self, memory: &Memory, stream: &Stream) -> Result<(), String> {
         for (offset, bytes, value) in self.areas() {
             // SAFETY: the pool gave the address out, for at least as many bytes.
-            let filled = unsafe { stream.fill(buffer.address() + offset, bytes, value) };
-            filled.map_err(|error| format!("work on {buffer:?} was refused: {error}"))?;
+            let filled = unsafe { stream.fill(memory.address() + offset, bytes, value) };
+            filled.map_err(|error| format!("work on {memory:?} was refused: {error}"))?;
         }
         Ok(())
     }
@@ -52,10 +53,10 @@ impl Contents {
     ///
     /// # Errors
     /// The pool's, in words.
-    pub fn write(self, buffer: &Buffer) -> Result<(), String> {
+    pub fn write(self, memory: &Memory) -> Result<(), String> {
         for (offset, bytes, value) in self.areas() {
-            let written = buffer.write(offset, &vec![value; bytes as usize]);
-            written.map_err(|error| format!("{buffer:?} cannot be written: {error}"))?;
+            let written = memory.write(offset, &vec![value; bytes as usize]);
+            written.map_err(|error| format!("{memory:?} cannot be written: {error}"))?;
         }
         Ok(())
     }
@@ -64,14 +65,14 @@ impl Contents {
     ///
     /// # Errors
     /// The pool's, or the first byte that differs, in words.
-    pub fn check(self, buffer: &Buffer) -> Result<(), String> {
+    pub fn check(self, memory: &Memory) -> Result<(), String> {
         for (offset, bytes, value) in self.areas() {
             let mut found = vec![0; bytes as usize];
-            let read = buffer.read(offset, &mut found);
-            read.map_err(|error| format!("{buffer:?} cannot be read: {error}"))?;
+            let read = memory.read(offset, &mut found);
+            read.map_err(|error| format!("{memory:?} cannot be read: {error}"))?;
             if let Some(at) = found.iter().position(|byte| *byte != value) {
                 return Err(format!(
-                    "{buffer:?}: byte {} is {}, not {value}",
+                    "{memory:?}: byte {} is {}, not {value}",
                     offset + at as u64,
                     found[at]
                 ));

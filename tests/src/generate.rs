@@ -21,12 +21,16 @@ pub enum Profile {
     Faulty,
     /// The pool has its background thread.
     Background,
+    /// Memory is asked for and freed by plain address.
+    Raw,
 }
 
 /// The run of a seed.
-pub fn script(profile: Profile, seed: u64, steps: usize) -> Script {
+pub fn script(profile: Profile, seed: u64) -> Script {
     let mut rng = Rng::new(seed);
     let setup = setup(profile, &mut rng);
+    // Short runs cover many setups, long ones get a pool into deep states.
+    let steps = rng.weighted(&[(60, 60), (30, 150), (10, 500)]);
     let mut generator = Generator::new(profile, &setup, rng);
     let actions = (0..steps).map(|step| generator.action(step)).collect();
     Script { setup, actions }
@@ -88,6 +92,8 @@ enum Kind {
     Trim,
     Prefill,
     CloseLane,
+    Capture,
+    EndCapture,
     ResetPeaks,
     DropPool,
     Fault,
@@ -110,6 +116,9 @@ const KINDS: &[(u64, Kind)] = &[
     (6, Kind::ResetPeaks),
     (4, Kind::DropPool),
 ];
+
+/// Not where calls fail: the test's own calls may be among them, and would harm the capture.
+const CALM_KINDS: &[(u64, Kind)] = &[(8, Kind::Capture), (8, Kind::EndCapture)];
 
 const FAULTY_KINDS: &[(u64, Kind)] = &[(60, Kind::Fault), (40, Kind::ClearFaults)];
 
@@ -154,14 +163,13 @@ struct Generator {
     next_buffer: u32,
     streams: u32,
     live_max: usize,
+    raw: bool,
 }
 
 impl Generator {
     fn new(profile: Profile, setup: &Setup, mut rng: Rng) -> Generator {
         let mut kinds = KINDS.to_vec();
-        if profile == Profile::Faulty {
-            kinds.extend(FAULTY_KINDS);
-        }
+        kinds.extend(if profile == Profile::Faulty { FAULTY_KINDS } else { CALM_KINDS });
         let limit_bytes = setup.limit_bytes.unwrap_or(u64::MAX).min(setup.device_bytes);
         Generator {
             kinds,
@@ -171,7 +179,8 @@ impl Generator {
             live: Vec::new(),
             next_buffer: 0,
             streams: 0,
-            live_max: rng.pick(&[4, 12, 40]),
+            live_max: rng.pick(&[4, 12, 40, 120]),
+            raw: profile == Profile::Raw,
             rng,
         }
     }
@@ -203,6 +212,8 @@ impl Generator {
                 Action::Prefill { device: self.device(), bytes }
             }
             Kind::CloseLane => Action::CloseLane { stream: self.some_stream() },
+            Kind::Capture => Action::Capture { device: self.device() },
+            Kind::EndCapture => Action::EndCapture { device: self.device() },
             Kind::ResetPeaks => Action::ResetPeaks,
             Kind::DropPool => Action::DropPool,
             Kind::Fault => Action::Fault {
@@ -227,7 +238,8 @@ impl Generator {
         let bytes = self.bytes();
         let align = self.align();
         let wait = self.rng.chance(850);
-        Action::Alloc { buffer, stream: self.some_stream(), bytes, align, wait }
+        let raw = self.raw && self.rng.chance(600);
+        Action::Alloc { buffer, stream: self.some_stream(), bytes, align, wait, raw }
     }
 
     fn bytes(&mut self) -> u64 {
@@ -321,10 +333,10 @@ mod tests {
 
     #[test]
     fn the_seed_is_the_script_and_the_script_is_its_text() {
-        for profile in [Profile::Plain, Profile::Faulty, Profile::Background] {
+        for profile in [Profile::Plain, Profile::Faulty, Profile::Background, Profile::Raw] {
             for seed in 0..50 {
-                let script = script(profile, seed, 60);
-                assert_eq!(script, super::script(profile, seed, 60));
+                let script = script(profile, seed);
+                assert_eq!(script, super::script(profile, seed));
                 assert_eq!(script.to_string().parse(), Ok(script));
             }
         }

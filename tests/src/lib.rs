@@ -7,6 +7,7 @@ pub mod hold;
 mod honesty;
 pub mod machine;
 pub mod many;
+pub mod memory;
 pub mod model;
 pub mod rng;
 pub mod run;

@@ -10,7 +10,9 @@ use std::sync::{Arc, OnceLock};
 use vmm_sys::cuda::Cuda;
 use vmm_sys::object::{Stream, failed_drops, retry_failed_drops};
 use vmm_sys::sim::{Sim, TimeMode};
-use vmm_sys::{DeviceId, Driver, ProbeKernel};
+use vmm_sys::{DeviceId, Driver, DriverResult, ProbeKernel};
+
+use crate::hold::{Hold, Words};
 
 /// The environment variable that chooses the driver: `sim` (the default) or `cuda`.
 pub const DRIVER_VARIABLE: &str = "VMM_TEST_DRIVER";
@@ -90,6 +92,7 @@ pub struct Machine {
     sim: Option<Arc<Sim>>,
     devices: u32,
     granularity_bytes: u64,
+    words: Arc<Words>,
     /// Free memory of each device before the test, on a GPU.
     free_before: Vec<u64>,
 }
@@ -116,8 +119,10 @@ impl Machine {
             builder = builder.device_bytes(bytes);
         }
         let sim = builder.build();
+        let driver: Arc<dyn Driver> = sim.clone();
         Machine {
-            driver: sim.clone(),
+            words: Words::new(&driver),
+            driver,
             sim: Some(sim),
             devices: spec.devices,
             granularity_bytes: spec.granularity_bytes,
@@ -139,6 +144,7 @@ impl Machine {
             return Err(Skip::because(format_args!("needs {} devices, has {count}", spec.devices)));
         }
         let mut machine = Machine {
+            words: Words::new(&driver),
             driver,
             sim: None,
             devices: spec.devices,
@@ -196,11 +202,20 @@ impl Machine {
         Stream::create(&self.driver, DeviceId(device)).expect("a test's stream is made")
     }
 
+    /// Holds a stream: work enqueued from now on waits.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn hold(&self, stream: &Stream) -> DriverResult<Hold> {
+        Hold::on(&self.words, stream)
+    }
+
     /// Checks that everything was given back. Call it when all that was made is dropped.
     ///
     /// # Errors
     /// What is left, in words.
     pub fn check_clean(&self) -> Result<(), String> {
+        self.words.give_back();
         let left = retry_failed_drops(&self.driver);
         if left > 0 {
             return Err(format!("{left} kept back: {:?}", failed_drops(&self.driver)));

@@ -12,6 +12,8 @@ use crate::shadow::{Owner, Shadow};
 pub struct Entry {
     /// Asked for.
     pub bytes: u64,
+    /// What it counts as: whole granules if the pool knows it by its address only.
+    pub counted_bytes: u64,
     /// Asked for.
     pub align: u64,
     /// Given.
@@ -170,7 +172,7 @@ impl Model {
         let mut live_bytes = 0;
         for entry in self.entries.values().filter(mine) {
             buffers += 1;
-            live_bytes += entry.bytes;
+            live_bytes += entry.counted_bytes;
         }
         let same = |what: &str, model: u64, pool: u64| match model == pool {
             true => Ok(()),

@@ -5,16 +5,17 @@ use std::fmt;
 use std::ops::AddAssign;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use vmm_pool::{Buffer, Error, Lane, Pool, Request};
-use vmm_sys::DeviceId;
-use vmm_sys::object::Stream;
+use vmm_pool::{Error, Lane, Pool, Request};
+use vmm_sys::object::{RelaxedCapture, Stream};
 use vmm_sys::sim::FaultPlan;
+use vmm_sys::{CaptureMode, CaptureStatus, DeviceId};
 
 use crate::action::Action;
 use crate::contents::Contents;
 use crate::hold::{Hold, keep_busy};
 use crate::honesty;
 use crate::machine::Machine;
+use crate::memory::Memory;
 use crate::model::{Entry, Model};
 use crate::script::Script;
 
@@ -103,8 +104,10 @@ struct Runner<'a> {
     script: &'a Script,
     machine: &'a Machine,
     model: Model,
-    buffers: BTreeMap<u32, Buffer>,
+    buffers: BTreeMap<u32, Memory>,
     streams: BTreeMap<u32, StreamSlot>,
+    /// Streams that are being captured, by device.
+    captured: BTreeMap<u32, Stream>,
     pool: Option<Pool>,
     /// Pools made so far.
     pools: u64,
@@ -126,6 +129,7 @@ impl<'a> Runner<'a> {
             model: Model::default(),
             buffers: BTreeMap::new(),
             streams: BTreeMap::new(),
+            captured: BTreeMap::new(),
             pool: None,
             pools: 0,
             served: 0,
@@ -148,8 +152,9 @@ impl<'a> Runner<'a> {
     fn act(&mut self, action: &Action) -> Step {
         match action {
             Action::Stream { stream, device } => self.make_stream(*stream, *device),
-            Action::Alloc { buffer, stream, bytes, align, wait } => {
-                self.alloc(*buffer, *stream, *bytes, *align, *wait)
+            Action::Alloc { buffer, stream, bytes, align, wait, raw } => {
+                let request = Request::new(*bytes).align(*align);
+                self.alloc(*buffer, *stream, if *wait { request } else { request.no_wait() }, *raw)
             }
             Action::Free { buffer } => self.free(*buffer),
             Action::Record { buffer, stream } => self.record(*buffer, *stream).map(|_| ()),
@@ -164,6 +169,8 @@ impl<'a> Runner<'a> {
             Action::Trim { device } => self.trim(*device),
             Action::Prefill { device, bytes } => self.prefill(*device, *bytes),
             Action::CloseLane { stream } => self.close_lane(*stream),
+            Action::Capture { device } => self.capture(*device),
+            Action::EndCapture { device } => self.end_capture(*device),
             Action::ResetPeaks => {
                 if let Some(pool) = &self.pool {
                     pool.reset_peaks();
@@ -225,22 +232,20 @@ impl<'a> Runner<'a> {
         Ok(slot.lane.clone())
     }
 
-    fn alloc(&mut self, number: u32, stream: u32, bytes: u64, align: u64, wait: bool) -> Step {
+    fn alloc(&mut self, number: u32, stream: u32, request: Request, raw: bool) -> Step {
         if self.buffers.contains_key(&number) {
             return Ok(());
         }
         let Some(lane) = self.lane(stream)? else { return Ok(()) };
         // What a held stream keeps cannot be waited for by the thread that holds it.
-        let wait = wait && !self.model.any_held();
-        let request = Request::new(bytes).align(align);
-        let request = if wait { request } else { request.no_wait() };
-        match lane.alloc_with(&request) {
+        let request = if self.model.any_held() { request.no_wait() } else { request };
+        match Memory::alloc(&lane, &request, raw) {
             Ok(buffer) => self.born(number, stream, &request, buffer),
             Err(error) => self.refused(&lane, &request, &error),
         }
     }
 
-    fn born(&mut self, number: u32, stream: u32, request: &Request, buffer: Buffer) -> Step {
+    fn born(&mut self, number: u32, stream: u32, request: &Request, buffer: Memory) -> Step {
         if honesty::must_refuse(&self.script.setup, request).is_some() {
             return Err(format!("{request:?} was served"));
         }
@@ -253,6 +258,10 @@ impl<'a> Runner<'a> {
         }
         let entry = Entry {
             bytes: request.bytes(),
+            counted_bytes: match buffer {
+                Memory::Buffer(_) => request.bytes(),
+                Memory::Raw(_) => request.bytes().next_multiple_of(512),
+            },
             align: request.align_bytes(),
             address: buffer.address(),
             device: slot.device,
@@ -267,6 +276,7 @@ impl<'a> Runner<'a> {
         if self.served.is_multiple_of(2) || self.model.is_held(stream) {
             contents.enqueue(&buffer, &slot.stream)?;
         } else {
+            let _calm = self.calm()?;
             slot.stream.synchronize().map_err(|error| error.to_string())?;
             contents.write(&buffer)?;
         }
@@ -316,8 +326,7 @@ impl<'a> Runner<'a> {
             self.check(number)?;
         }
         self.model.freed(number)?;
-        drop(self.buffers.remove(&number));
-        Ok(())
+        self.buffers.remove(&number).map_or(Ok(()), Memory::free)
     }
 
     /// Whether there was something to record.
@@ -355,6 +364,7 @@ impl<'a> Runner<'a> {
         if self.model.is_held(entry.stream) {
             return Ok(()); // not written yet
         }
+        let _calm = self.calm()?;
         let stream = &self.streams[&entry.stream].stream;
         stream.synchronize().map_err(|error| error.to_string())?;
         self.tally.checked += 1;
@@ -362,9 +372,10 @@ impl<'a> Runner<'a> {
     }
 
     fn hold(&mut self, number: u32) -> Step {
+        let _calm = self.calm()?;
         let Some(slot) = self.streams.get_mut(&number) else { return Ok(()) };
         if slot.hold.is_none() {
-            slot.hold = Some(Hold::on(&slot.stream).map_err(|error| error.to_string())?);
+            slot.hold = Some(self.machine.hold(&slot.stream).map_err(|error| error.to_string())?);
             self.model.hold(number);
         }
         Ok(())
@@ -373,6 +384,7 @@ impl<'a> Runner<'a> {
     fn release(&mut self, number: u32) -> Step {
         let hold = self.streams.get_mut(&number).and_then(|slot| slot.hold.take());
         let Some(hold) = hold else { return Ok(()) };
+        let _calm = self.calm()?;
         hold.release().map_err(|error| format!("held work went wrong: {error}"))?;
         self.model.release(number)
     }
@@ -380,6 +392,43 @@ impl<'a> Runner<'a> {
     fn release_all(&mut self) -> Step {
         let numbers: Vec<u32> = self.streams.keys().copied().collect();
         numbers.into_iter().try_for_each(|number| self.release(number))
+    }
+
+    fn capture(&mut self, device: u32) -> Step {
+        if device >= self.script.setup.devices || self.captured.contains_key(&device) {
+            return Ok(());
+        }
+        let stream = self.machine.stream(device);
+        let driver = self.machine.driver();
+        // SAFETY: the stream is live, and kept until the capture is ended.
+        unsafe { driver.capture_begin(DeviceId(device), stream.handle(), CaptureMode::Global) }
+            .map_err(|error| format!("no capture: {error}"))?;
+        self.captured.insert(device, stream);
+        Ok(())
+    }
+
+    fn end_capture(&mut self, device: u32) -> Step {
+        let Some(stream) = self.captured.remove(&device) else { return Ok(()) };
+        let info = stream.capture_info().map_err(|error| error.to_string())?;
+        let driver = self.machine.driver();
+        // SAFETY: the stream is live and being captured; the graph is destroyed at once.
+        let ended = unsafe {
+            let graph = driver.capture_end(DeviceId(device), stream.handle());
+            graph.and_then(|graph| driver.graph_destroy(DeviceId(device), graph))
+        };
+        match (info.status, ended) {
+            (CaptureStatus::Active, Ok(())) => Ok(()),
+            (status, ended) => Err(format!("a capture was harmed: {status:?}, {ended:?}")),
+        }
+    }
+
+    /// What the test itself does must not harm a capture either.
+    fn calm(&self) -> Result<Option<RelaxedCapture>, String> {
+        if self.captured.is_empty() {
+            return Ok(None);
+        }
+        let relaxed = RelaxedCapture::enter(self.machine.driver());
+        relaxed.map(Some).map_err(|error| error.to_string())
     }
 
     fn trim(&mut self, device: u32) -> Step {
@@ -441,13 +490,16 @@ impl<'a> Runner<'a> {
     fn finish(&mut self) -> Step {
         self.clear_faults();
         self.release_all()?;
+        for device in 0..self.script.setup.devices {
+            self.end_capture(device)?;
+        }
         for slot in self.streams.values() {
             slot.stream.synchronize().map_err(|error| error.to_string())?;
         }
         for number in self.model.numbers() {
             self.check(number)?;
             self.model.freed(number)?;
-            drop(self.buffers.remove(&number));
+            self.buffers.remove(&number).map_or(Ok(()), Memory::free)?;
             self.compare()?;
         }
         let Some(pool) = &self.pool else { return Ok(()) };

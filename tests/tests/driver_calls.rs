@@ -10,7 +10,6 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use vmm_pool::{Buffer, ChunkSize, Lane, Placement, Pool, PoolBuilder, Request};
-use vmm_pool_tests::hold::Hold;
 use vmm_pool_tests::{DriverChoice, Machine, MachineSpec, any_driver};
 use vmm_sys::DeviceId;
 use vmm_sys::object::Stream;
@@ -151,7 +150,7 @@ fn limbo(table: &mut Table) {
     let mut buffer = alloc(&lane, 2 * MIB);
     buffer.record_stream(&other).unwrap();
     buffer.record_stream(&third).unwrap();
-    let hold = Hold::on(&other).unwrap();
+    let hold = table.machine.hold(&other).unwrap();
     table.line("free with two recorded streams", |_| drop(buffer));
     let more = table.line("next request, one of them is held", |_| alloc(&lane, 2 * MIB));
     drop(hold);

@@ -7,7 +7,6 @@ use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, DeviceId, ResultCode};
 
 use super::{G, MIB, builder, clean, lane, machine, pool, sound, stats, write_on};
-use crate::hold::Hold;
 use crate::machine::{DriverChoice, Skip};
 
 pub(super) fn a_closed_lane_counts_until_its_last_buffer(choice: DriverChoice) -> Result<(), Skip> {
@@ -46,7 +45,7 @@ pub(super) fn a_chunk_that_was_moved_twice_is_counted_once(
     let (one, two) = (lane(&machine, &pool), lane(&machine, &pool));
     let hole = one.alloc(G).expect("a chunk");
     let keep = one.alloc(G).expect("a chunk");
-    let hold = Hold::on(one.stream()).expect("the stream is held");
+    let hold = machine.hold(one.stream()).expect("the stream is held");
     write_on(one.stream(), &hole, 1);
     drop(hole);
     // The free chunk moves behind the other one: its first place retires.
@@ -91,6 +90,37 @@ pub(super) fn a_lane_that_is_closed_during_a_failure_ends(
     Ok(())
 }
 
+/// A free chunk was to move; before its turn another step fails, and its old place is gone by then.
+pub(super) fn a_chunk_whose_move_fails_is_not_lost(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let sim = machine.sim()?.clone();
+    let pool = builder(&machine).chunk(ChunkSize::Fixed(G)).soft_limit(Some(0.0));
+    let pool = pool.build().expect("a pool is built");
+    let lane = lane(&machine, &pool);
+    let hole = lane.alloc(G).expect("a chunk");
+    let keep = lane.alloc(G).expect("a chunk");
+    drop(hole);
+    sim.inject(FaultPlan::delay_real(Duration::from_millis(200)).on(Call::MemCreate).once());
+    sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemCreate).once());
+    std::thread::scope(|scope| {
+        // A new chunk, which fails, and then the free one.
+        let asking = scope.spawn(|| lane.alloc(2 * G).map(drop));
+        while sim.faults_fired() < 2 {
+            std::thread::yield_now();
+        }
+        // This miss brings back what has passed its gate: the old place.
+        drop(lane.alloc(3 * G).expect("another request is served"));
+        let answer = asking.join().expect("the asking thread ends");
+        assert!(matches!(answer, Err(Error::Driver(_))), "{answer:?}");
+    });
+    sound(&pool);
+    pool.trim(DeviceId(0)).expect("the device is trimmed");
+    assert_eq!(sound(&pool).held_bytes, G);
+    drop((keep, lane, pool));
+    clean(&machine);
+    Ok(())
+}
+
 pub(super) fn stock_that_cannot_be_warmed_is_no_endless_loop(
     choice: DriverChoice,
 ) -> Result<(), Skip> {
@@ -127,7 +157,7 @@ pub(super) fn f_k1_the_figures_of_a_shortage_are_exact(choice: DriverChoice) -> 
     let lane = lane(&machine, &pool);
     let slow = machine.stream(0);
     let mut buffers: Vec<_> = (0..6).map(|_| lane.alloc(G).expect("a block is served")).collect();
-    let hold = Hold::on(&slow).expect("the stream is held");
+    let hold = machine.hold(&slow).expect("the stream is held");
     let mut pending = buffers.remove(5);
     pending.record_stream(&slow).expect("the stream is recorded");
     drop(pending);

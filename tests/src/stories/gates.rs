@@ -4,7 +4,7 @@ use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, CaptureMode, CaptureStatus, DeviceId, ResultCode};
 
 use super::{G, Later, MIB, builder, clean, lane, machine, pool, sound, stats, write_on};
-use crate::hold::{Hold, keep_busy};
+use crate::hold::keep_busy;
 use crate::machine::{DriverChoice, Machine, MachineSpec, Skip};
 
 pub(super) fn f_c3_a_slow_event_hides_no_finished_one(choice: DriverChoice) -> Result<(), Skip> {
@@ -14,7 +14,7 @@ pub(super) fn f_c3_a_slow_event_hides_no_finished_one(choice: DriverChoice) -> R
         let pool = pool(&machine);
         let lane = lane(&machine, &pool);
         let (slow, quick) = (machine.stream(0), machine.stream(0));
-        let hold = Hold::on(&slow).expect("the stream is held");
+        let hold = machine.hold(&slow).expect("the stream is held");
         let mut buffers: Vec<_> =
             (0..=100).map(|_| lane.alloc(G).expect("a block is served")).collect();
         for (index, buffer) in buffers.iter_mut().enumerate() {
@@ -65,7 +65,7 @@ pub(super) fn f_c5_a_trim_waits_for_the_work(choice: DriverChoice) -> Result<(),
     let pool = pool(&machine);
     let lane = lane(&machine, &pool);
     let buffer = lane.alloc(G).expect("the only block of its chunk");
-    let later = Later::release(lane.stream());
+    let later = Later::release(&machine, lane.stream());
     write_on(lane.stream(), &buffer, 5);
     drop(buffer);
     let given = pool.trim(DeviceId(0)).expect("the device is trimmed");
@@ -88,7 +88,7 @@ pub(super) fn f_c5_the_end_of_the_pool_waits_for_the_work(
         let lane = lane(&machine, &pool);
         let stream = lane.stream().clone();
         let buffer = lane.alloc(G).expect("the only block of its chunk");
-        let later = Later::release(&stream);
+        let later = Later::release(&machine, &stream);
         write_on(&stream, &buffer, 5);
         if before {
             drop(buffer);
@@ -113,7 +113,7 @@ pub(super) fn f_c5_two_recorded_streams_are_both_waited_for(
     let lane = lane(&machine, &pool);
     let others = [machine.stream(0), machine.stream(0)];
     let mut buffer = lane.alloc(G).expect("the only block of its chunk");
-    let laters = others.each_ref().map(Later::release);
+    let laters = others.each_ref().map(|stream| Later::release(&machine, stream));
     for (stream, value) in others.iter().zip(1..) {
         write_on(stream, &buffer, value);
         buffer.record_stream(stream).expect("the stream is recorded");
@@ -140,7 +140,7 @@ pub(super) fn one_gate_is_never_taken_for_another(choice: DriverChoice) -> Resul
     let own = lane.alloc(4 * G).expect("a block is served");
     crossed.record_stream(&quick).expect("the stream is recorded");
     drop(crossed);
-    let later = Later::release(lane.stream());
+    let later = Later::release(&machine, lane.stream());
     write_on(lane.stream(), &own, 5);
     drop(own);
     pool.trim(DeviceId(0)).expect("the device is trimmed");
@@ -158,7 +158,7 @@ pub(super) fn a_stream_of_another_device_is_waited_for(choice: DriverChoice) -> 
     let lane = lane(&machine, &pool);
     let far = machine.stream(1);
     let mut buffer = lane.alloc(G).expect("a block is served");
-    let hold = Hold::on(&far).expect("the stream is held");
+    let hold = machine.hold(&far).expect("the stream is held");
     buffer.record_stream(&far).expect("the stream is recorded");
     let address = buffer.address();
     drop(buffer);
@@ -195,7 +195,7 @@ fn ends_behind_its_work(choice: DriverChoice, calls: &[Call]) -> Result<(), Skip
         let (own, other) = (lane.stream().clone(), machine.stream(0));
         let busy = if recorded { &other } else { &own };
         let mut buffer = lane.alloc(G).expect("a block is served");
-        let later = Later::release(busy);
+        let later = Later::release(&machine, busy);
         write_on(busy, &buffer, 5);
         for call in calls {
             sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(*call));

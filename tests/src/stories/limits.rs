@@ -5,7 +5,6 @@ use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, DeviceId, ResultCode};
 
 use super::{G, Later, MIB, builder, clean, lane, machine, pool, sound, stats, write_on};
-use crate::hold::Hold;
 use crate::machine::{DriverChoice, Machine, MachineSpec, Skip};
 use crate::rng::Rng;
 
@@ -111,7 +110,7 @@ pub(super) fn f_b3_memory_of_other_streams_is_joined(choice: DriverChoice) -> Re
             let lane = &givers[index % givers.len()];
             buffers.push(lane.alloc(G).expect("a block below the limit"));
         }
-        let later = Later::release(givers[0].stream());
+        let later = Later::release(&machine, givers[0].stream());
         write_on(givers[0].stream(), &buffers[0], 3);
         drop(buffers);
         let all = last.alloc(64 * G).expect("what other streams freed is joined");
@@ -130,7 +129,7 @@ pub(super) fn f_g1_a_a_pending_free_is_waited_for(choice: DriverChoice) -> Resul
     let (one, two) = (lane(&machine, &pool), lane(&machine, &pool));
     let keep = one.alloc(G).expect("below the limit");
     let mut pending = one.alloc(3 * G).expect("the rest of the limit");
-    let hold = Hold::on(two.stream()).expect("the stream is held");
+    let hold = machine.hold(two.stream()).expect("the stream is held");
     write_on(two.stream(), &pending, 9);
     pending.record_stream(two.stream()).expect("the stream is recorded");
     drop(pending);
@@ -168,7 +167,7 @@ pub(super) fn f_g1_c_a_true_shortage_ends(choice: DriverChoice) -> Result<(), Sk
     let other = machine.stream(0);
     let keep = lane.alloc(2 * G).expect("below the limit");
     let mut pending = lane.alloc(G).expect("below the limit");
-    let later = Later::release(&other);
+    let later = Later::release(&machine, &other);
     pending.record_stream(&other).expect("the stream is recorded");
     drop(pending);
     let calls = machine.driver().ledger().snapshot();

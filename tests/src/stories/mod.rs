@@ -7,6 +7,7 @@ mod accounts;
 mod drops;
 mod gates;
 mod limits;
+mod locks;
 mod plateau;
 mod sizes;
 mod threads;
@@ -81,6 +82,7 @@ macro_rules! edge_stories {
                 a_closed_lane_counts_until_its_last_buffer
                 a_chunk_that_was_moved_twice_is_counted_once
                 a_lane_that_is_closed_during_a_failure_ends
+                a_chunk_whose_move_fails_is_not_lost
                 stock_that_cannot_be_warmed_is_no_endless_loop
                 f_k1_the_figures_of_a_shortage_are_exact
             }
@@ -107,6 +109,9 @@ macro_rules! thread_stories {
                 limits_hold_under_contention
                 lanes_open_and_close_under_way
                 figures_and_walker_hold_under_way
+            }
+            locks {
+                no_lock_is_held_at_the_driver
             }
         }
     };
@@ -187,8 +192,8 @@ struct Later {
 
 impl Later {
     /// Holds a stream, and lets it go from another thread after a while.
-    fn release(stream: &Stream) -> Later {
-        Later::of(Hold::on(stream).expect("the stream is held"))
+    fn release(machine: &Machine, stream: &Stream) -> Later {
+        Later::of(machine.hold(stream).expect("the stream is held"))
     }
 
     fn of(hold: Hold) -> Later {

@@ -9,6 +9,7 @@ use vmm_sys::DeviceId;
 use super::{G, MIB, builder, clean, lane, machine, sound, stats};
 use crate::contents::Contents;
 use crate::machine::{DriverChoice, Machine, Skip};
+use crate::memory::Memory;
 use crate::rng::Rng;
 use crate::shadow::{Owner, Shadow};
 
@@ -30,23 +31,24 @@ impl Ledger {
             ledger.1
         };
         let contents = Contents { number, bytes };
-        contents.write(&buffer).expect("a live buffer can be written");
-        Held { buffer, contents }
+        let memory = Memory::Buffer(buffer);
+        contents.write(&memory).expect("live memory can be written");
+        Held { memory, contents }
     }
 
     /// Checks the contents and drops the buffer.
     fn give_back(&self, held: Held) {
-        held.contents.check(&held.buffer).expect("contents stay");
+        held.contents.check(&held.memory).expect("contents stay");
         // Before the drop: another thread may have the memory the next moment.
         let mut ledger = self.0.lock().expect("no thread panicked");
-        ledger.0.remove(held.buffer.address()).expect("it was noted");
+        ledger.0.remove(held.memory.address()).expect("it was noted");
         drop(ledger);
-        drop(held.buffer);
+        drop(held.memory);
     }
 }
 
 struct Held {
-    buffer: Buffer,
+    memory: Memory,
     contents: Contents,
 }
 
