@@ -137,8 +137,8 @@ impl Device {
             stats.peak_live_bytes += live.peak_asked_bytes;
             stats.reserved_bytes += state.region.reserved_bytes();
             stats.buffers += live.buffers;
-            stats.limbo_buffers += state.limbo.parked.len() as u64;
-            stats.retired_mappings += state.limbo.retired.len() as u64;
+            stats.limbo_buffers += state.limbo.parked_count() as u64;
+            stats.retired_mappings += state.limbo.retired_count() as u64;
         }
         let used = stats.live_bytes + stats.rounding_bytes + stats.limbo_bytes;
         stats.idle_bytes = mapped_bytes - used;

@@ -64,6 +64,36 @@ pub(crate) struct Limbo {
     pub(crate) retired: Vec<Retired>,
     /// Bytes of the parked blocks, those in the hands of a sweep included.
     pub(crate) block_bytes: u64,
+    /// How many of each are in the hands of sweeps.
+    parked_in_hand: usize,
+    retired_in_hand: usize,
+}
+
+impl Limbo {
+    /// Frees that wait, those in the hands of a sweep included.
+    pub(crate) fn parked_count(&self) -> usize {
+        self.parked.len() + self.parked_in_hand
+    }
+
+    /// Mappings that retire, those in the hands of a sweep included.
+    pub(crate) fn retired_count(&self) -> usize {
+        self.retired.len() + self.retired_in_hand
+    }
+
+    /// The events that something waits for, each once.
+    fn pending(&self) -> Vec<Arc<Recorded>> {
+        let parked = self.parked.iter().flat_map(|entry| &entry.gates);
+        let retired = self.retired.iter().map(|entry| &entry.gate);
+        let mut pending: Vec<Arc<Recorded>> = Vec::new();
+        for gate in parked.chain(retired) {
+            if let Gate::Event(recorded) = gate
+                && !pending.iter().any(|known| Arc::ptr_eq(known, recorded))
+            {
+                pending.push(recorded.clone());
+            }
+        }
+        pending
+    }
 }
 
 /// Whether a sweep may wait for the GPU.
@@ -125,7 +155,6 @@ fn record(device: &Device, stream: Stream) -> Gate {
 /// One pass over gates: records once a stream, asks each event once.
 struct Asker<'a> {
     device: &'a Device,
-    wait: Wait,
     recorded: Vec<((DeviceId, StreamId), Gate)>,
     /// Answers, with the events themselves: an event that is kept cannot leave its place in
     /// memory to a younger one, which would then inherit the answer.
@@ -133,8 +162,8 @@ struct Asker<'a> {
 }
 
 impl<'a> Asker<'a> {
-    fn new(device: &'a Device, wait: Wait) -> Asker<'a> {
-        Asker { device, wait, recorded: Vec::new(), asked: Vec::new() }
+    fn new(device: &'a Device) -> Asker<'a> {
+        Asker { device, recorded: Vec::new(), asked: Vec::new() }
     }
 
     /// Whether the gate has passed, after recording it if that was still to be done.
@@ -169,11 +198,7 @@ impl<'a> Asker<'a> {
         if let Some((_, passed)) = known {
             return *passed;
         }
-        let answer = match self.wait {
-            Wait::No => recorded.event.passed(),
-            Wait::Yes => recorded.event.wait().map(|()| true),
-        };
-        let passed = answer.unwrap_or_else(|error| {
+        let passed = recorded.event.passed().unwrap_or_else(|error| {
             tracing::debug!(%error, "a gate could not be asked; its memory stays in limbo");
             false
         });
@@ -192,8 +217,42 @@ impl<'a> Asker<'a> {
     }
 }
 
-/// Brings back what has passed its gates. Returns whether anything came back.
+/// Brings back what has passed its gates; with [`Wait::Yes`], everything that is in limbo now.
+/// Returns whether anything came back.
+///
+/// Waiting takes nothing out of limbo, so that what is finished is there for other threads.
 pub(crate) fn sweep(cell: &'static LaneCell, wait: Wait, turn: Turn) -> bool {
+    let came_back = sweep_once(cell, turn);
+    wait == Wait::Yes && wait_for_pending(cell) && sweep_once(cell, turn) || came_back
+}
+
+/// Waits until what is in limbo now has passed. Returns whether there was anything.
+fn wait_for_pending(cell: &'static LaneCell) -> bool {
+    let (device, pending) = loop {
+        {
+            let guard = cell.lock();
+            let Some(state) = guard.as_ref() else { return false };
+            let limbo = &state.limbo;
+            if limbo.parked_in_hand + limbo.retired_in_hand == 0 {
+                break (state.device.clone(), limbo.pending());
+            }
+        }
+        // Another thread is asking the gates, and puts back what is pending.
+        std::thread::sleep(std::time::Duration::from_micros(20));
+    };
+    if pending.is_empty() {
+        return false;
+    }
+    let Ok(_relaxed) = RelaxedCapture::enter(&device.driver) else { return false };
+    for recorded in &pending {
+        if let Err(error) = recorded.event.wait() {
+            tracing::debug!(%error, "a gate could not be waited for; its memory stays in limbo");
+        }
+    }
+    true
+}
+
+fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {
     let (device, mut parked, retired) = {
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return false };
@@ -201,15 +260,19 @@ pub(crate) fn sweep(cell: &'static LaneCell, wait: Wait, turn: Turn) -> bool {
         if limbo.parked.is_empty() && limbo.retired.is_empty() {
             return false;
         }
-        let taken = (std::mem::take(&mut limbo.parked), std::mem::take(&mut limbo.retired));
+        let (parked, retired) =
+            (std::mem::take(&mut limbo.parked), std::mem::take(&mut limbo.retired));
+        limbo.parked_in_hand += parked.len();
+        limbo.retired_in_hand += retired.len();
         state.busy += 1;
-        (state.device.clone(), taken.0, taken.1)
+        (state.device.clone(), parked, retired)
     };
+    let in_hand = (parked.len(), retired.len());
     let (mut free, mut kept, mut vacant) = (Vec::new(), Vec::new(), Vec::new());
     // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
     match RelaxedCapture::enter(&device.driver) {
         Ok(_relaxed) => {
-            let mut asker = Asker::new(&device, wait);
+            let mut asker = Asker::new(&device);
             parked.retain_mut(|entry| {
                 entry.gates.retain_mut(|gate| !asker.ask(gate));
                 if entry.gates.is_empty() {
@@ -232,7 +295,7 @@ pub(crate) fn sweep(cell: &'static LaneCell, wait: Wait, turn: Turn) -> bool {
         Err(_) => kept = retired,
     }
     let came_back = !free.is_empty() || !vacant.is_empty();
-    publish(cell, parked, kept, &free, &vacant);
+    publish(cell, in_hand, parked, kept, &free, &vacant);
     came_back
 }
 
@@ -252,6 +315,7 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
 
 fn publish(
     cell: &'static LaneCell,
+    in_hand: (usize, usize),
     parked: Vec<Parked>,
     retired: Vec<Retired>,
     free: &[(u64, u64)],
@@ -262,6 +326,8 @@ fn publish(
         // A busy lane does not retire.
         let Some(state) = guard.as_mut() else { return };
         state.busy -= 1;
+        state.limbo.parked_in_hand -= in_hand.0;
+        state.limbo.retired_in_hand -= in_hand.1;
         // What others parked meanwhile is younger: it goes behind.
         let younger = std::mem::replace(&mut state.limbo.parked, parked);
         state.limbo.parked.extend(younger);
