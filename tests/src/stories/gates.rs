@@ -1,5 +1,7 @@
 //! Memory whose GPU work is not known to be finished: not reused, not unmapped, not forgotten.
 
+use std::time::Duration;
+
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, CaptureMode, CaptureStatus, DeviceId, ResultCode};
 
@@ -239,6 +241,69 @@ pub(super) fn the_end_of_a_lane_harms_no_capture(choice: DriverChoice) -> Result
         driver.graph_destroy(DeviceId(0), graph).expect("the graph goes");
     }
     drop((captured, other));
+    clean(&machine);
+    Ok(())
+}
+
+/// Limbo looks empty while another thread asks its gates: a request must not fail for that.
+pub(super) fn what_another_thread_sweeps_is_waited_for(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let sim = machine.sim()?.clone();
+    let pool = builder(&machine).limit_bytes(4 * G).build().expect("a pool is built");
+    let lane = lane(&machine, &pool);
+    let other = machine.stream(0);
+    let mut buffer = lane.alloc(4 * G).expect("all of the limit");
+    buffer.record_stream(&other).expect("the stream is recorded");
+    drop(buffer);
+    sim.inject(FaultPlan::delay_real(Duration::from_millis(100)).on(Call::EventQuery).once());
+    std::thread::scope(|scope| {
+        // Asks, is slow about it, and finds that there is room.
+        let asking = scope.spawn(|| lane.alloc(G).map(drop));
+        while sim.faults_fired() == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(stats(&pool).limbo_buffers, 1, "it waits, in whosever hands it is");
+        drop(lane.alloc(G).expect("what the other thread finds is there for this one too"));
+        asking.join().expect("the thread ends").expect("its request is served");
+    });
+    sound(&pool);
+    drop((lane, pool, other));
+    clean(&machine);
+    Ok(())
+}
+
+/// A thread waits for a slow stream; what is finished meanwhile serves others.
+pub(super) fn a_wait_keeps_nothing_from_other_threads(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = builder(&machine).limit_bytes(4 * G).build().expect("a pool is built");
+    let lane = lane(&machine, &pool);
+    let (slow, quick) = (machine.stream(0), machine.stream(0));
+    let holds = [&slow, &quick].map(|stream| machine.hold(stream).expect("it is held"));
+    for stream in [&slow, &quick] {
+        let mut buffer = lane.alloc(2 * G).expect("half of the limit");
+        buffer.record_stream(stream).expect("the stream is recorded");
+        drop(buffer);
+    }
+    let [slow_hold, quick_hold] = holds;
+    let calls = machine.driver().ledger().snapshot();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| lane.alloc(4 * G).map(drop));
+        // It has asked both gates, and waits: its first wait is for the slow one.
+        while machine.driver().ledger().snapshot().since(&calls).of(Call::EventQuery) < 2 {
+            std::thread::yield_now();
+        }
+        quick_hold.release().expect("the quick stream goes on");
+        // The other thread has the gates in hand now and then.
+        let served = (0..10_000).any(|_| {
+            std::thread::yield_now();
+            lane.try_alloc(2 * G).is_ok()
+        });
+        assert!(served && !waiting.is_finished(), "the wait hides what is finished");
+        slow_hold.release().expect("the slow stream goes on");
+        waiting.join().expect("the thread ends").expect("its request is served");
+    });
+    sound(&pool);
+    drop((lane, pool, slow, quick));
     clean(&machine);
     Ok(())
 }

@@ -9,6 +9,7 @@ use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, DeviceId};
 
 use super::{G, MIB, builder, clean, lane, machine, stats};
+use crate::hold::keep_busy;
 use crate::machine::{DriverChoice, Skip};
 
 /// Makes the pool make a call.
@@ -20,6 +21,11 @@ fn grow(_: &Pool, lane: &Lane, _: &Stream) {
 
 fn trim(pool: &Pool, _: &Lane, _: &Stream) {
     pool.trim(DeviceId(0)).expect("the device is trimmed");
+}
+
+fn trim_behind_work(pool: &Pool, lane: &Lane, other: &Stream) {
+    keep_busy(lane.stream(), 1000).expect("the stream is busy");
+    trim(pool, lane, other);
 }
 
 fn free_crossed(_: &Pool, lane: &Lane, other: &Stream) {
@@ -39,7 +45,7 @@ const CASES: &[(Call, Work)] = &[
     (Call::MemSetAccess, grow),
     (Call::MemUnmap, trim),
     (Call::MemRelease, trim),
-    (Call::EventSynchronize, trim),
+    (Call::EventSynchronize, trim_behind_work),
     (Call::EventCreate, free_crossed),
     (Call::EventRecord, free_crossed),
     (Call::StreamGetCaptureInfo, free_crossed),

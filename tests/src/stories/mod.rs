@@ -71,6 +71,8 @@ macro_rules! edge_stories {
                 a_gate_that_cannot_be_recorded_is_still_waited_for
                 a_gate_that_cannot_be_asked_is_still_waited_for
                 the_end_of_a_lane_harms_no_capture
+                what_another_thread_sweeps_is_waited_for
+                a_wait_keeps_nothing_from_other_threads
             }
             plateau {
                 f_b5_a_loop_reaches_a_plateau
