@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use vmm_sys::cuda::Cuda;
 use vmm_sys::object::{Stream, failed_drops, retry_failed_drops};
@@ -13,6 +13,8 @@ use vmm_sys::sim::{Sim, TimeMode};
 use vmm_sys::{DeviceId, Driver, DriverResult, ProbeKernel};
 
 use crate::hold::{Hold, Words};
+
+use crate::hold::keep_busy;
 
 /// The environment variable that chooses the driver: `sim` (the default) or `cuda`.
 pub const DRIVER_VARIABLE: &str = "VMM_TEST_DRIVER";
@@ -153,6 +155,7 @@ impl Machine {
         };
         for device in machine.devices() {
             machine.warm_up(device)?;
+            settle_streams(&machine.driver, device)?;
             let free_bytes = machine.driver.mem_info(device).map_err(Skip::because)?.free_bytes;
             if free_bytes < GPU_FREE_BYTES {
                 return Err(Skip::because(format_args!("only {free_bytes} bytes are free")));
@@ -234,6 +237,27 @@ impl Machine {
 }
 
 /// The one CUDA driver of the process.
+/// Streams that stories have alive at once, at most.
+const STREAMS_MAX: usize = 48;
+
+/// Has the driver make what it keeps for streams, once a device and process: it takes device
+/// memory of its own for them, which would look like a leak of the story that made them first.
+fn settle_streams(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<(), Skip> {
+    static SETTLED: Mutex<Vec<DeviceId>> = Mutex::new(Vec::new());
+    let mut settled = SETTLED.lock().expect("nobody panics while settling");
+    if settled.contains(&device) {
+        return Ok(());
+    }
+    let made: Result<Vec<Stream>, _> =
+        (0..STREAMS_MAX).map(|_| Stream::create(driver, device)).collect();
+    for stream in made.map_err(Skip::because)? {
+        keep_busy(&stream, 1).map_err(Skip::because)?;
+        stream.synchronize().map_err(Skip::because)?;
+    }
+    settled.push(device);
+    Ok(())
+}
+
 fn cuda() -> Result<Arc<dyn Driver>, Skip> {
     static CUDA: OnceLock<Result<Arc<dyn Driver>, Skip>> = OnceLock::new();
     let open = || match Cuda::open() {

@@ -250,7 +250,8 @@ impl Region {
     }
 
     /// Reserves a range for `min_bytes` at least: `wish_bytes` if the driver has so many
-    /// addresses, else halves of it. Near the last segment, if the driver likes.
+    /// addresses, else halves of it. Near the last segment, if the driver likes: a hint that it
+    /// dislikes is left out, since some are refused (row D-R4) that would only have been a wish.
     pub(crate) fn reserve(
         driver: &Arc<dyn vmm_sys::Driver>,
         min_bytes: u64,
@@ -258,9 +259,18 @@ impl Region {
         align_bytes: u64,
         hint: u64,
     ) -> DriverResult<Range> {
-        let mut bytes = wish_bytes.max(min_bytes);
+        // Whole multiples of the alignment, so that the next range can be a neighbour.
+        let wish_bytes = wish_bytes.max(min_bytes).next_multiple_of(align_bytes);
+        let mut bytes = wish_bytes;
         loop {
-            match Range::reserve(driver, bytes, align_bytes, hint) {
+            let near = Range::reserve(driver, bytes, align_bytes, hint);
+            let reserved = match near {
+                Err(error) if hint != 0 && !error.is_driver_gone() => {
+                    Range::reserve(driver, bytes, align_bytes, 0)
+                }
+                answer => answer,
+            };
+            match reserved {
                 Ok(range) => return Ok(range),
                 Err(error) if bytes > min_bytes && !error.is_driver_gone() => {
                     bytes = (bytes / 2).max(min_bytes);

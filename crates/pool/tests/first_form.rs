@@ -393,3 +393,18 @@ fn events_are_made_once_and_recorded_again() {
     drop(other);
     rig.end();
 }
+
+#[test]
+fn a_hint_that_the_driver_dislikes_is_left_out() {
+    let sim = Sim::builder().device_bytes(4 << 30).build();
+    let rig = Rig::on(sim, |b| b);
+    let first = rig.lane.alloc(900 * MIB).unwrap();
+    assert_eq!(rig.stats().reserved_bytes, 1 << 30);
+    // The next range is asked for with a hint: behind the first.
+    let refusal = FaultPlan::fail(ResultCode::INVALID_VALUE).on(Call::MemAddressReserve);
+    rig.sim.inject(refusal.once());
+    let second = rig.lane.alloc(900 * MIB).unwrap();
+    assert_eq!(rig.stats().reserved_bytes, 2 << 30, "not halved for a wish");
+    drop((first, second));
+    rig.end();
+}
