@@ -118,6 +118,7 @@ fn serve(device: &Device, stopped: &dyn Fn() -> bool) {
             }
             sweep(lane.cell, Wait::No, Turn::Background);
         }
+        device.leaving.sweep(device, Wait::No, Turn::Background);
     }
     let (low, high) = (device.plan.stock_low_bytes, device.plan.stock_high_bytes);
     if let Err(shortage) = device.stock_up(low, high, Turn::Background, stopped) {

@@ -10,7 +10,9 @@ use crate::lane::{self, LaneCell};
 
 /// Memory of one device at a stable address. Dropping it frees in stream order: work enqueued on
 /// the lane's stream before the drop may still use it, and so may work on streams named by
-/// [`Buffer::record_stream`].
+/// [`Buffer::record_stream`]. It can be dropped in any thread. A buffer of a thread's own default
+/// stream that is dropped in another thread is reused once everything that was enqueued on any
+/// thread's default stream until then is done.
 ///
 /// Who owns the physical memory: the buffer's lane, which shares chunks between its buffers.
 /// Is the address stable: yes, until the drop. Who may access: the home device.
@@ -20,10 +22,19 @@ pub struct Buffer {
     address: u64,
     offset: u64,
     bytes: u64,
-    device: DeviceId,
+    home: Home,
     /// Streams other than the lane's own that use the memory. Boxed: most buffers have none.
     #[expect(clippy::box_collection, reason = "keeps the common buffer small")]
     crossed: Option<Box<Vec<Stream>>>,
+}
+
+/// Where a buffer lives, and whether dropping it takes more than giving the block back. One word,
+/// so that a lane hands it out as such.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Home {
+    pub(crate) device: DeviceId,
+    /// Other streams use the memory, or the lane's stream is one thread's own.
+    pub(crate) special: bool,
 }
 
 impl Buffer {
@@ -33,14 +44,15 @@ impl Buffer {
         address: u64,
         offset: u64,
         bytes: u64,
-        device: DeviceId,
+        home: Home,
     ) -> Buffer {
-        Buffer { cell: Some(cell), address, offset, bytes, device, crossed: None }
+        Buffer { cell: Some(cell), address, offset, bytes, home, crossed: None }
     }
 
     /// The one answer to a request of zero bytes.
     pub(crate) fn empty(device: DeviceId) -> Buffer {
-        Buffer { cell: None, address: 0, offset: 0, bytes: 0, device, crossed: None }
+        let home = Home { device, special: false };
+        Buffer { cell: None, address: 0, offset: 0, bytes: 0, home, crossed: None }
     }
 
     /// Gives the block away by its address: nothing is freed when `self` is gone.
@@ -70,7 +82,7 @@ impl Buffer {
 
     /// The device whose memory this is: its home.
     pub fn device(&self) -> DeviceId {
-        self.device
+        self.home.device
     }
 
     /// Says that work on `stream` uses the memory. When the buffer is dropped, the memory is not
@@ -94,6 +106,7 @@ impl Buffer {
         if !crossed.iter().any(|s| s.id() == stream.id() && s.device() == stream.device()) {
             crossed.push(stream.clone());
         }
+        self.home.special = true;
         Ok(())
     }
 
@@ -106,7 +119,7 @@ impl Buffer {
         let mut rest = source;
         for (range, at, bytes) in self.pieces(offset, source.len() as u64)? {
             let (now, later) = rest.split_at(bytes as usize);
-            range.write(self.device, at, now)?;
+            range.write(self.home.device, at, now)?;
             rest = later;
         }
         Ok(())
@@ -120,7 +133,7 @@ impl Buffer {
         let mut rest = target;
         for (range, at, bytes) in self.pieces(offset, rest.len() as u64)? {
             let (now, later) = rest.split_at_mut(bytes as usize);
-            range.read(self.device, at, now)?;
+            range.read(self.home.device, at, now)?;
             rest = later;
         }
         Ok(())
@@ -143,7 +156,7 @@ impl Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} bytes at {:#x} of {})", self.bytes, self.address, self.device)
+        write!(f, "Buffer({} bytes at {:#x} of {})", self.bytes, self.address, self.home.device)
     }
 }
 
@@ -154,8 +167,9 @@ impl Drop for Buffer {
         if process::is_forked_child() {
             return;
         }
-        if let Some(crossed) = self.crossed.take() {
-            lane::free_crossed(cell, self.offset, self.bytes, *crossed);
+        if self.home.special {
+            let crossed = self.crossed.take().map_or_else(Vec::new, |crossed| *crossed);
+            lane::free_special(cell, self.offset, self.bytes, crossed);
             return;
         }
         let retire = {

@@ -11,8 +11,9 @@ use crate::budget::Budget;
 use crate::config::Plan;
 use crate::error::Error;
 use crate::ladder::{Callback, LadderCounts};
-use crate::lane::LaneState;
+use crate::lane::{LaneState, Wait};
 use crate::lanes::{LaneRef, Lanes};
+use crate::leaving::Leaving;
 use crate::stats::DeviceStats;
 use crate::stock::Stock;
 use crate::turn::Turn;
@@ -33,8 +34,8 @@ pub(crate) struct Device {
     /// Entries in limbo over all lanes: tells the background thread whether to look at lanes.
     limbo_entries: AtomicU64,
     spare_events: Mutex<Vec<Event>>,
-    /// Mappings of no lane that the driver refused to unmap.
-    pub(crate) stuck: Mutex<Vec<Mapping>>,
+    /// Mappings of no lane.
+    pub(crate) leaving: Leaving,
     /// A limit shared with other pools.
     budget: Option<Budget>,
     pub(crate) callbacks: Vec<Callback>,
@@ -82,7 +83,7 @@ impl Device {
             peak_booked_bytes: AtomicU64::new(0),
             limbo_entries: AtomicU64::new(0),
             spare_events: Mutex::new(Vec::new()),
-            stuck: Mutex::new(Vec::new()),
+            leaving: Leaving::default(),
             carries_begun: AtomicU64::new(0),
             carries_ended: AtomicU64::new(0),
         }
@@ -145,6 +146,10 @@ impl Device {
         // Read after the lanes were locked: memory that one of them maps was booked before.
         stats.held_bytes = self.held_bytes().max(mapped_bytes);
         stats.stock_bytes = stats.held_bytes - mapped_bytes;
+        // What leaves may come to the shelf, and go from there, between the two answers.
+        let leaving_bytes = self.leaving.bytes().min(stats.stock_bytes);
+        stats.limbo_bytes += leaving_bytes;
+        stats.stock_bytes -= leaving_bytes;
         stats
     }
 
@@ -238,7 +243,7 @@ impl Device {
     /// back.
     pub(crate) fn release_stock(&self, keep_bytes: u64, turn: Turn) -> u64 {
         let _carrying = self.carry();
-        self.retry_stuck(turn);
+        self.leaving.sweep(self, Wait::No, turn);
         let mut given = 0;
         loop {
             let chunk = {
@@ -301,7 +306,7 @@ impl Device {
             Ok(_) => Ok(granted),
             Err((mapping, error)) => {
                 tracing::warn!(%error, "a chunk could not be unmapped; tried again later");
-                self.keep_stuck(mapping);
+                self.leaving.add(self, std::iter::once(mapping), Vec::new());
                 Err(error)
             }
         }
@@ -322,24 +327,9 @@ impl Device {
         self.limbo_entries.load(Ordering::Relaxed) != 0
     }
 
-    /// Keeps a mapping that the driver refused to unmap, for a later try.
-    pub(crate) fn keep_stuck(&self, mapping: Mapping) {
-        self.stuck.lock().push(mapping);
-    }
-
-    /// Tries again to unmap what could not be unmapped.
-    fn retry_stuck(&self, turn: Turn) {
-        let stuck = std::mem::take(&mut *self.stuck.lock());
-        for mapping in stuck {
-            match turn.with(|| mapping.unmap()) {
-                Ok(chunk) => self.settle(chunk, turn),
-                Err((mapping, _)) => self.keep_stuck(mapping),
-            }
-        }
-    }
-
     /// An event recorded on `stream` now, or `None` while the stream is being captured: an event
-    /// recorded there would become part of the graph and die with it.
+    /// recorded there would become part of the graph and die with it. For the default stream of
+    /// another thread it is recorded on the legacy stream, which stands for it (row D-S2).
     pub(crate) fn gate(&self, stream: &Stream) -> Result<Option<Event>, Error> {
         let _relaxed = RelaxedCapture::enter(&self.driver)?;
         if stream.capture_info()?.status != vmm_sys::CaptureStatus::None {
@@ -371,6 +361,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if !self.driver.is_gone() {
+            self.leaving.end(self);
             self.release_stock(0, Turn::Requester);
         }
     }

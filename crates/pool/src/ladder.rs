@@ -30,7 +30,7 @@ pub(crate) enum Rung {
     Exact,
     /// The driver has nothing left: use what the lane and the stock hold.
     OwnOnly,
-    /// Wait for what is in the lane's limbo.
+    /// Wait for what is in the lane's limbo, and for what ended lanes left.
     WaitLimbo,
     /// Empty the device's other lanes into the stock.
     OtherLanes,
@@ -61,7 +61,7 @@ pub struct LadderStats {
     pub exact: u64,
     /// Those that it sent to what the lane and the stock hold.
     pub own_only: u64,
-    /// Waits for a lane's limbo.
+    /// Waits for a lane's limbo, and for what ended lanes left.
     pub waited: u64,
     /// Other lanes emptied.
     pub other_lanes: u64,
@@ -178,6 +178,7 @@ impl Climb {
             Rung::Create | Rung::Exact | Rung::OwnOnly => {}
             Rung::WaitLimbo => {
                 sweep(lane.cell, wait, Turn::Requester);
+                device.leaving.sweep(device, wait, Turn::Requester);
             }
             Rung::OtherLanes => empty_lanes(device, Some(lane), wait),
             Rung::ReleaseStock => {
@@ -210,6 +211,7 @@ fn empty_lanes(device: &Device, except: Option<LaneRef>, wait: Wait) {
             trim(lane, wait, Turn::Requester);
         }
     }
+    device.leaving.sweep(device, wait, Turn::Requester);
 }
 
 /// Asks the callbacks in order until one says that it freed something.

@@ -42,6 +42,7 @@ mod growth;
 mod ladder;
 mod lane;
 mod lanes;
+mod leaving;
 mod out_of_memory;
 mod pool;
 mod region;

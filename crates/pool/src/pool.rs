@@ -12,7 +12,7 @@ use crate::device::{Device, Shortage};
 use crate::error::Error;
 use crate::ladder::{self, Callback};
 use crate::lane::{self, Lane, LaneCell, Wait};
-use crate::lanes::LaneRef;
+use crate::lanes::{LaneRef, Lanes};
 use crate::out_of_memory::{Asked, OutOfMemory};
 use crate::stats::{DeviceStats, PoolStats};
 use crate::trace::Recorder;
@@ -208,6 +208,10 @@ impl Pool {
 
     /// The lane of `stream`, made at the first call. Keep it: looking it up takes a lock.
     ///
+    /// A lane belongs to (device, stream identity), not to a handle value: handles 0 and 1 are one
+    /// lane, and [`Stream::per_thread`] has one for each thread. Any number of threads may use a
+    /// lane; the memory is in the order of the lane's stream, whoever asked for it.
+    ///
     /// # Errors
     /// [`Error::UnknownDevice`] if the pool does not manage the stream's device, or the stream is
     /// another driver's.
@@ -229,16 +233,28 @@ impl Pool {
                 lane
             }
         };
+        let ended = if stream.is_per_thread() { ended_lanes(&lanes) } else { Vec::new() };
         drop(lanes);
+        ended.into_iter().for_each(|lane| lane::close(lane, true));
         Ok(Lane::new(lane, device.clone(), stream.clone(), self.0.clone()))
     }
 
     /// Says that `stream` is about to be gone: its lane takes no further requests, and gives
-    /// everything back with its last buffer. Waits for the stream's work if no buffer is left.
+    /// everything back with its last buffer, behind the work enqueued on the stream. Waits for
+    /// nothing.
+    ///
+    /// For a stream taken by its raw handle, with nothing that keeps it alive, call this after the
+    /// last work that uses the lane's memory was enqueued, and destroy it afterwards: the end of
+    /// that work is recorded now, and the handle is not used for the lane any more (unless the
+    /// recording failed, as it does while the stream is being captured). Other streams are kept
+    /// alive by the lane.
+    ///
+    /// A stream that gets the same handle value later is another stream with another lane (row
+    /// D-S1). Lanes of threads that have ended are closed when a lane for another thread is made.
     pub fn close_lane(&self, stream: &Stream) {
         let Ok(device) = self.device(stream.device()) else { return };
         let lane = device.lanes.lock().of(stream.id());
-        lane.into_iter().for_each(close);
+        lane.into_iter().for_each(|lane| lane::close(lane, true));
     }
 
     /// Makes chunks ahead of need until the stock of `device` holds `bytes`. Returns the bytes
@@ -267,6 +283,7 @@ impl Pool {
         for lane in lanes {
             lane::trim(lane, Wait::Yes, Turn::Requester);
         }
+        device.leaving.sweep(device, Wait::Yes, Turn::Requester);
         device.release_stock(0, Turn::Requester);
         Ok(before.saturating_sub(device.held_bytes()))
     }
@@ -308,14 +325,12 @@ impl Pool {
     }
 }
 
-fn close(lane: LaneRef) {
-    let idle = lane.lock().is_some_and(|mut state| {
-        state.closing = true;
-        state.should_retire()
-    });
-    if idle {
-        lane::retire(lane.cell);
-    }
+/// Lanes of threads that have ended: nobody enqueues anything on their streams any more.
+fn ended_lanes(lanes: &Lanes) -> Vec<LaneRef> {
+    let ended = |lane: &LaneRef| {
+        lane.lock().is_some_and(|state| state.stream.has_ended() && !state.closing)
+    };
+    lanes.all().into_iter().filter(ended).collect()
 }
 
 impl Drop for PoolInner {
@@ -325,7 +340,9 @@ impl Drop for PoolInner {
         }
         for device in &self.devices {
             let lanes = device.lanes.lock().all();
-            lanes.into_iter().for_each(close);
+            lanes.into_iter().for_each(|lane| lane::close(lane, false));
+            // Nobody comes by later.
+            device.leaving.sweep(device, Wait::Yes, Turn::Requester);
         }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
         return Ok(());
     }
     let mapped: u64 = states.iter().map(|state| state.region.mapped_bytes()).sum();
-    let leaving = leaving_bytes(&states, &device.stuck.lock());
+    let leaving = leaving_bytes(&states, device);
     let shelf = device.stock.lock().bytes();
     let held = device.held_bytes();
     if carries.is_none() || device.carries() != carries {
@@ -53,14 +53,15 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
 
 /// Bytes of the chunks that stand at addresses of no use any more, and only there: on their way to
 /// the shelf.
-fn leaving_bytes(states: &[&LaneState], stuck: &[Mapping]) -> u64 {
+fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
     let placed = states.iter().flat_map(|state| state.region.placed());
     let mut known: HashSet<*const Chunk> =
         placed.map(|(_, placed)| Arc::as_ptr(placed.mapping.chunk())).collect();
     let retired = states.iter().flat_map(|state| &state.limbo.retired);
+    let leaving = device.leaving.entries();
     retired
         .map(|entry| &entry.mapping)
-        .chain(stuck)
+        .chain(leaving.iter().map(|entry| &entry.mapping))
         .filter(|mapping| known.insert(Arc::as_ptr(mapping.chunk())))
         .map(Mapping::bytes)
         .sum()

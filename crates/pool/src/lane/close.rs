@@ -1,10 +1,8 @@
 //! Giving memory back: trim a lane's free chunks, retire a lane for good.
 
-use vmm_sys::object::{RelaxedCapture, Stream};
-
-use super::{Gate, LaneCell, LaneState, Wait, sweep};
+use super::limbo::{Retired, record};
+use super::{LaneCell, LaneState, Wait, sweep};
 use crate::device::Device;
-use crate::lane::limbo::Retired;
 use crate::lanes::LaneRef;
 use crate::turn::Turn;
 
@@ -69,14 +67,41 @@ impl LaneState {
             mapping: placed.mapping,
             first_slot: placed.first_slot,
             slots: placed.slots,
-            gate: Gate::Unrecorded(self.stream.clone()),
+            gate: self.own_gate(),
         });
         self.device.limbo_grew(1);
     }
 }
 
-/// Ends a lane that is closing and has nothing alive any more: everything is unmapped behind the
-/// stream's work, and its memory goes to the stock.
+/// Closes a lane: it takes no further requests, and retires with its last buffer.
+///
+/// A stream that its owner may destroy (`gone`) is gated for the last time now, and its handle is
+/// not used afterwards. Others are kept alive by the lane, and gated when it retires.
+pub(crate) fn close(lane: LaneRef, gone: bool) {
+    let gated = {
+        let Some(mut state) = lane.lock() else { return };
+        state.closing = true;
+        let gated = (gone && state.stream.is_borrowed() && state.last.is_none())
+            .then(|| (state.device.clone(), state.stream.clone()));
+        state.busy += u32::from(gated.is_some());
+        gated
+    };
+    let last = gated.map(|(device, stream)| record(&device, stream));
+    let should_retire = {
+        let Some(mut state) = lane.lock() else { return };
+        if last.is_some() {
+            state.busy -= 1;
+            state.last = last;
+        }
+        state.should_retire()
+    };
+    if should_retire {
+        retire(lane.cell);
+    }
+}
+
+/// Ends a lane that is closing and has nothing alive any more: what it holds leaves behind the
+/// work that may still use it.
 #[cold]
 pub(crate) fn retire(cell: &'static LaneCell) {
     let mut guard = cell.lock();
@@ -92,6 +117,7 @@ pub(crate) fn retire(cell: &'static LaneCell) {
     cell.give_back_shell();
 }
 
+/// Nobody waits here: a stream may be held up by work that the caller has still to enqueue.
 fn tear_down(mut state: LaneState, device: &Device) {
     if device.driver.is_gone() {
         // Every object stays silent when it is dropped.
@@ -99,67 +125,17 @@ fn tear_down(mut state: LaneState, device: &Device) {
     }
     let span = tracing::debug_span!("vmm_pool.lane_close", stream = ?state.stream);
     let _entered = span.enter();
-    wait_for_users(&state, device);
-    device.limbo_shrank(state.limbo.parked.len() + state.limbo.retired.len());
-    let turn = Turn::Requester;
-    let placed = state.region.take_all();
-    let retired = std::mem::take(&mut state.limbo.retired);
-    let mappings =
-        placed.into_iter().map(|p| p.mapping).chain(retired.into_iter().map(|r| r.mapping));
-    for mapping in mappings {
-        match turn.with(|| mapping.unmap()) {
-            Ok(chunk) => device.settle(chunk, turn),
-            Err((mapping, error)) => {
-                tracing::warn!(%error, "a mapping could not be unmapped; tried again later");
-                device.keep_stuck(mapping);
-            }
-        }
+    let (parked, retired) =
+        (std::mem::take(&mut state.limbo.parked), std::mem::take(&mut state.limbo.retired));
+    device.limbo_shrank(parked.len() + retired.len());
+    let placed = state.region.take_all().into_iter().map(|placed| placed.mapping);
+    let mappings: Vec<_> = placed.chain(retired.into_iter().map(|it| it.mapping)).collect();
+    if mappings.is_empty() {
+        return;
     }
-}
-
-/// Unmap does not wait by itself, so the lane's last users are waited for first. A stream that is
-/// being captured has no work of its own to wait for; a lost context has none any more.
-fn wait_for_users(state: &LaneState, device: &Device) {
-    // A wait would end the capture of another thread.
-    let relaxed = RelaxedCapture::enter(&device.driver);
-    if let Err(error) = &relaxed {
-        tracing::debug!(%error, "captures are not kept from harm");
-    }
-    let mut waited = vec![(state.stream.device(), state.stream.id())];
-    wait_for_stream(&state.stream, device);
-    for gate in state.limbo.parked.iter().flat_map(|parked| parked.gates()) {
-        match gate {
-            Gate::Event(recorded) => {
-                if let Err(error) = recorded.wait() {
-                    tracing::warn!(%error, "the end of another stream's work is not known");
-                }
-            }
-            Gate::Unrecorded(stream) => {
-                let key = (stream.device(), stream.id());
-                if !waited.contains(&key) {
-                    waited.push(key);
-                    wait_for_stream(stream, device);
-                }
-            }
-            Gate::Passed => {}
-        }
-    }
-}
-
-/// Waits for the work that is enqueued on a stream now. Without an event, the stream itself is
-/// waited for.
-fn wait_for_stream(stream: &Stream, device: &Device) {
-    let waited = match device.gate(stream) {
-        // Being captured: what is recorded does not run.
-        Ok(None) => return,
-        Ok(Some(event)) => {
-            let waited = event.wait();
-            device.spare(event);
-            waited
-        }
-        Err(_) => stream.synchronize(),
-    };
-    if let Err(error) = waited.or_else(|_| stream.synchronize()) {
-        tracing::warn!(%error, ?stream, "the end of the stream's work is not known");
-    }
+    let own = state.last.take().unwrap_or_else(|| record(device, state.stream.clone()));
+    let parked = parked.into_iter().flat_map(|parked| parked.into_gates());
+    let gates: Vec<_> = std::iter::once(own).chain(parked).collect();
+    device.leaving.add(device, mappings.into_iter(), gates);
+    device.leaving.sweep(device, Wait::No, Turn::Requester);
 }

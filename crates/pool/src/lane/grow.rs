@@ -73,6 +73,7 @@ fn climb_to_memory(
     let mut cause = None;
     for _ in 0..ROUNDS_MAX {
         sweep(lane.cell, Wait::No, Turn::Requester);
+        device.leaving.sweep(device, Wait::No, Turn::Requester);
         match attempt(lane, request, climb.rung())? {
             Outcome::Done(buffer) => return Ok(Ok(buffer)),
             Outcome::Reserve(miss) => reserve(lane, &miss)?,

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use vmm_sys::object::{Event, Mapping, RelaxedCapture, Stream};
-use vmm_sys::{DeviceId, DriverResult, StreamId};
+use vmm_sys::{CaptureStatus, DeviceId, DriverResult, StreamId};
 
 use super::{LaneCell, retire};
 use crate::device::Device;
@@ -26,6 +26,21 @@ pub(crate) enum Gate {
     Passed,
 }
 
+impl Gate {
+    /// Waits for what the gate stands for, in whatever way there is. A stream that is being captured
+    /// has no work of its own to wait for.
+    pub(crate) fn wait(&self) -> DriverResult<()> {
+        match self {
+            Gate::Passed => Ok(()),
+            Gate::Event(recorded) => recorded.wait(),
+            Gate::Unrecorded(stream) => match stream.capture_info()?.status {
+                CaptureStatus::None => stream.synchronize(),
+                CaptureStatus::Active | CaptureStatus::Invalidated => Ok(()),
+            },
+        }
+    }
+}
+
 /// An event and the stream that it was recorded on, which can be waited for in its place.
 #[derive(Debug)]
 pub(crate) struct Recorded {
@@ -34,9 +49,12 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Waits for the event; if that cannot be, for all of its stream.
-    pub(crate) fn wait(&self) -> DriverResult<()> {
-        self.event.wait().or_else(|_| self.stream.synchronize())
+    /// Waits for the event; if that cannot be, for all of its stream, unless that may be gone.
+    fn wait(&self) -> DriverResult<()> {
+        self.event.wait().or_else(|error| match self.stream.is_borrowed() {
+            true => Err(error),
+            false => self.stream.synchronize(),
+        })
     }
 }
 
@@ -80,19 +98,41 @@ impl Limbo {
         self.retired.len() + self.retired_in_hand
     }
 
-    /// The events that something waits for, each once.
-    fn pending(&self) -> Vec<Arc<Recorded>> {
+    fn gates(&self) -> impl Iterator<Item = &Gate> {
         let parked = self.parked.iter().flat_map(|entry| &entry.gates);
-        let retired = self.retired.iter().map(|entry| &entry.gate);
+        parked.chain(self.retired.iter().map(|entry| &entry.gate))
+    }
+}
+
+/// Events that something waits for, each once.
+#[derive(Default)]
+pub(crate) struct Pending(Vec<Arc<Recorded>>);
+
+impl Pending {
+    pub(crate) fn of<'a>(gates: impl Iterator<Item = &'a Gate>) -> Pending {
         let mut pending: Vec<Arc<Recorded>> = Vec::new();
-        for gate in parked.chain(retired) {
+        for gate in gates {
             if let Gate::Event(recorded) = gate
                 && !pending.iter().any(|known| Arc::ptr_eq(known, recorded))
             {
                 pending.push(recorded.clone());
             }
         }
-        pending
+        Pending(pending)
+    }
+
+    /// Waits for all of them. Returns whether there was anything to wait for.
+    pub(crate) fn wait(&self, device: &Device) -> bool {
+        if self.0.is_empty() {
+            return false;
+        }
+        let Ok(_relaxed) = RelaxedCapture::enter(&device.driver) else { return false };
+        for recorded in &self.0 {
+            if let Err(error) = recorded.event.wait() {
+                tracing::debug!(%error, "a gate could not be waited for; its memory stays");
+            }
+        }
+        true
     }
 }
 
@@ -106,22 +146,47 @@ pub(crate) enum Wait {
 }
 
 impl Parked {
-    pub(crate) fn gates(&self) -> &[Gate] {
-        &self.gates
+    pub(crate) fn into_gates(self) -> Vec<Gate> {
+        self.gates
     }
 }
 
 /// Frees a buffer that streams other than its lane's used: parked until their work is done.
+///
+/// If the lane's stream is the default stream of another thread, work of the calling thread may
+/// have used the memory under the same handle, and is not ordered with the lane's: then the block
+/// also waits for the legacy stream, which stands for both (row D-S2).
 #[cold]
-pub(crate) fn free_crossed(cell: &'static LaneCell, offset: u64, bytes: u64, streams: Vec<Stream>) {
-    let device = {
+pub(crate) fn free_special(
+    cell: &'static LaneCell,
+    offset: u64,
+    bytes: u64,
+    mut streams: Vec<Stream>,
+) {
+    let (device, retire_now) = {
         let mut guard = cell.lock();
         // The lane cannot retire while the buffer that is being freed counts as live.
         let Some(state) = guard.as_mut() else { return };
-        state.busy += 1;
-        state.device.clone()
+        if state.stream.is_elsewhere() {
+            streams.push(state.stream.clone());
+        }
+        if streams.is_empty() {
+            (None, state.take_back(offset, bytes))
+        } else {
+            state.busy += 1;
+            (Some(state.device.clone()), false)
+        }
     };
-    let gates = streams.into_iter().map(|stream| record(&device, stream)).collect();
+    match device {
+        Some(device) => park(cell, &device, offset, bytes, streams),
+        None if retire_now => retire(cell),
+        None => {}
+    }
+}
+
+/// Records gates on the streams and parks the block behind them.
+fn park(cell: &'static LaneCell, device: &Device, offset: u64, bytes: u64, streams: Vec<Stream>) {
+    let gates = streams.into_iter().map(|stream| record(device, stream)).collect();
     let should_retire = {
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return };
@@ -141,7 +206,7 @@ pub(crate) fn free_crossed(cell: &'static LaneCell, offset: u64, bytes: u64, str
 }
 
 /// A gate behind what is enqueued on `stream` now.
-fn record(device: &Device, stream: Stream) -> Gate {
+pub(super) fn record(device: &Device, stream: Stream) -> Gate {
     match device.gate(&stream) {
         Ok(Some(event)) => Gate::Event(Arc::new(Recorded { event, stream })),
         Ok(None) => Gate::Unrecorded(stream),
@@ -152,8 +217,8 @@ fn record(device: &Device, stream: Stream) -> Gate {
     }
 }
 
-/// One pass over gates: records once a stream, asks each event once.
-struct Asker<'a> {
+/// One pass over gates, in relaxed capture mode: records once a stream, asks each event once.
+pub(crate) struct Asker<'a> {
     device: &'a Device,
     recorded: Vec<((DeviceId, StreamId), Gate)>,
     /// Answers, with the events themselves: an event that is kept cannot leave its place in
@@ -162,12 +227,12 @@ struct Asker<'a> {
 }
 
 impl<'a> Asker<'a> {
-    fn new(device: &'a Device) -> Asker<'a> {
+    pub(crate) fn new(device: &'a Device) -> Asker<'a> {
         Asker { device, recorded: Vec::new(), asked: Vec::new() }
     }
 
     /// Whether the gate has passed, after recording it if that was still to be done.
-    fn ask(&mut self, gate: &mut Gate) -> bool {
+    pub(crate) fn ask(&mut self, gate: &mut Gate) -> bool {
         if let Gate::Unrecorded(stream) = gate {
             // Legacy streams of two devices may share an identity.
             let key = (stream.device(), stream.id());
@@ -207,7 +272,7 @@ impl<'a> Asker<'a> {
     }
 
     /// Events that nobody waits for any more can be recorded again.
-    fn finish(mut self) {
+    pub(crate) fn finish(mut self) {
         self.recorded.clear();
         for (recorded, passed) in self.asked {
             if passed && let Some(recorded) = Arc::into_inner(recorded) {
@@ -234,22 +299,13 @@ fn wait_for_pending(cell: &'static LaneCell) -> bool {
             let Some(state) = guard.as_ref() else { return false };
             let limbo = &state.limbo;
             if limbo.parked_in_hand + limbo.retired_in_hand == 0 {
-                break (state.device.clone(), limbo.pending());
+                break (state.device.clone(), Pending::of(limbo.gates()));
             }
         }
         // Another thread is asking the gates, and puts back what is pending.
         std::thread::sleep(std::time::Duration::from_micros(20));
     };
-    if pending.is_empty() {
-        return false;
-    }
-    let Ok(_relaxed) = RelaxedCapture::enter(&device.driver) else { return false };
-    for recorded in &pending {
-        if let Err(error) = recorded.event.wait() {
-            tracing::debug!(%error, "a gate could not be waited for; its memory stays in limbo");
-        }
-    }
-    true
+    pending.wait(&device)
 }
 
 fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {

@@ -21,6 +21,12 @@ pub(super) enum Mark {
 pub(super) struct Marks(BTreeMap<u64, Mark>);
 
 impl Marks {
+    /// The marks of a lane whose frees have to look at the calling thread: they are never empty.
+    pub(super) fn of_one_thread() -> Marks {
+        // No block starts there.
+        Marks(BTreeMap::from([(u64::MAX, Mark::Withheld)]))
+    }
+
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()

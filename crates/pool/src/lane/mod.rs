@@ -28,10 +28,10 @@ use vmm_heap::{Heap, HeapConfig};
 use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, process};
 
-pub(crate) use close::{retire, trim};
-pub(crate) use limbo::{Gate, Wait, free_crossed, sweep};
+pub(crate) use close::{close, retire, trim};
+pub(crate) use limbo::{Asker, Gate, Pending, Wait, free_special, sweep};
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Home};
 use crate::config::Plan;
 use crate::device::Device;
 use crate::directory;
@@ -92,6 +92,11 @@ pub(crate) struct LaneState {
     /// Keeps the device's pool alive while the lane holds memory of it.
     pub(crate) device: Arc<Device>,
     pub(crate) stream: Stream,
+    /// What its buffers are handed out with.
+    home: Home,
+    /// The end of the stream's work, once a borrowed stream was declared gone: its handle is not
+    /// used any more.
+    pub(crate) last: Option<Gate>,
     /// When an idle lane last emptied its magazines, in the heap's ticks.
     drained_tick: u64,
     /// No further allocations; the lane retires with its last buffer.
@@ -147,20 +152,22 @@ impl LaneCell {
         recorder: Option<&Arc<Recorder>>,
     ) -> LaneRef {
         let id = NEXT_LANE.fetch_add(1, Ordering::Relaxed);
-        let home = device.plan.device;
+        let home = Home { device: device.plan.device, special: stream.is_per_thread() };
         let state = LaneState {
             id,
             heap: Heap::new(HeapConfig { placement: device.plan.placement, ..Default::default() }),
             region: Region::new(device.plan.granularity_bytes),
             live: Live::default(),
-            trace: recorder.map(|recorder| LaneTrace::new(recorder, id, home, stream.id())),
+            trace: recorder.map(|recorder| LaneTrace::new(recorder, id, home.device, stream.id())),
             limbo: Limbo::default(),
             device,
             stream,
+            home,
+            last: None,
             drained_tick: 0,
             closing: false,
             busy: 0,
-            marks: Marks::default(),
+            marks: if home.special { Marks::of_one_thread() } else { Marks::default() },
             is_listed: false,
         };
         let vacant = VACANT.lock().pop();
@@ -187,7 +194,7 @@ impl LaneState {
             trace.alloc(block.offset, bytes);
         }
         let address = self.region.address(block.offset);
-        Buffer::new(cell, address, block.offset, bytes, self.device.plan.device)
+        Buffer::new(cell, address, block.offset, bytes, self.home)
     }
 
     /// Takes a buffer's block out of the live ones; it is reusable at once. Returns whether the
@@ -244,6 +251,11 @@ impl LaneState {
             return Err(Error::UnknownDevice { device: stream.device() });
         }
         Ok(self.stream.id() != stream.id() || self.stream.device() != stream.device())
+    }
+
+    /// The gate behind everything enqueued on the lane's stream until it is recorded.
+    pub(crate) fn own_gate(&self) -> Gate {
+        self.last.clone().unwrap_or_else(|| Gate::Unrecorded(self.stream.clone()))
     }
 
     #[inline]

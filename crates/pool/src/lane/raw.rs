@@ -12,7 +12,7 @@ use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, StreamHandle, StreamId, process};
 
 use super::marks::Mark;
-use super::{Lane, LaneCell, LaneState, free_crossed, grow, retire};
+use super::{Lane, LaneCell, LaneState, free_special, grow, retire};
 use crate::buffer::Buffer;
 use crate::directory;
 use crate::error::Error;
@@ -232,7 +232,9 @@ fn free_warm(address: u64, bytes: u64, on: Option<StreamHandle>) -> bool {
         if on.is_some_and(|handle| handle != state.stream.handle()) {
             return false;
         }
-        if !state.marks.is_empty() && state.marks.at(offset).is_some() {
+        if !state.marks.is_empty()
+            && (state.marks.at(offset).is_some() || state.stream.is_elsewhere())
+        {
             return false;
         }
         let Ok(block_bytes) = state.heap.free_exact(offset, bytes) else { return false };
@@ -259,13 +261,13 @@ fn free_cold(address: u64, bytes: u64, on: Option<StreamHandle>) -> Result<(), E
         if bytes > block_bytes || block_bytes - bytes >= GRANULE_BYTES {
             return Err(Error::WrongBytes { address, bytes, block_bytes });
         }
-        if on.is_some_and(|handle| handle != state.stream.handle()) {
+        if on.is_some_and(|handle| !state.stream.is_named_by(handle)) {
             return Err(Error::OtherStream { address });
         }
-        if state.marks.at(offset).is_some() {
+        if state.marks.at(offset).is_some() || state.stream.is_elsewhere() {
             let streams = state.marks.withhold(offset);
             drop(guard);
-            free_crossed(cell, offset, block_bytes, streams);
+            free_special(cell, offset, block_bytes, streams);
             return Ok(());
         }
         state.take_back(offset, block_bytes)

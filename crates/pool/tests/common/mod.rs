@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use vmm_pool::{Lane, Pool, PoolBuilder};
 use vmm_sys::object::Stream;
-use vmm_sys::sim::Sim;
-use vmm_sys::{CallCounts, DeviceId, Driver};
+use vmm_sys::sim::{HoldId, Sim};
+use vmm_sys::{CallCounts, DeviceId, Driver, StreamHandle};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const HOME: DeviceId = DeviceId(0);
@@ -53,5 +53,20 @@ impl Rig {
         let Rig { sim, driver, pool, stream, lane } = self;
         drop((lane, stream, pool, driver));
         sim.check_clean().unwrap();
+    }
+}
+
+/// A held stream, let go at the latest when a failed story ends: else the pool's end would wait.
+pub(crate) struct Held(Arc<Sim>, HoldId);
+
+impl Held {
+    pub(crate) fn new(sim: &Arc<Sim>, stream: StreamHandle) -> Held {
+        Held(sim.clone(), sim.hold(HOME, stream).unwrap())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.release_hold(self.1);
     }
 }

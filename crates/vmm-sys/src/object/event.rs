@@ -26,12 +26,13 @@ impl Event {
     }
 
     /// Marks the work enqueued on `stream` so far (`cuEventRecord`). A later record moves the mark.
+    /// For another thread's per-thread stream the mark is set in the legacy stream (row D-S2).
     ///
     /// # Errors
     /// The driver's: an invalid handle if the stream is of another device.
     pub fn record(&self, stream: &Stream) -> DriverResult<()> {
         // SAFETY: both objects own live handles.
-        unsafe { self.driver.event_record(self.device, self.handle, stream.handle()) }
+        unsafe { self.driver.event_record(self.device, self.handle, stream.handle_here()) }
     }
 
     /// Whether the marked work is done (`cuEventQuery`); never waits. True if never recorded.

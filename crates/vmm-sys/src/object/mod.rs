@@ -14,6 +14,7 @@ mod event;
 mod mapping;
 mod range;
 mod stream;
+mod thread;
 
 pub use capture::RelaxedCapture;
 pub use chunk::Chunk;

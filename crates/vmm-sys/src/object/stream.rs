@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Event;
+use super::thread::ThreadKey;
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::types::{CaptureInfo, DeviceId, StreamHandle, StreamId, Transfer};
@@ -13,6 +14,14 @@ use crate::types::{CaptureInfo, DeviceId, StreamHandle, StreamId, Transfer};
 ///
 /// Handle values are given out again by the driver after a destroy, so identity is
 /// [`Stream::id`], taken once when the object is made (row D-S1).
+///
+/// # Per-thread streams
+///
+/// Handle 2 names another stream in each thread. An object made for it stands for the stream of the
+/// thread that made it, wherever it is used: in other threads its methods name the legacy stream in
+/// its place, which is ordered after everything enqueued on per-thread streams before, and before
+/// everything enqueued on them later (row D-S2). So what they record or wait for covers at least
+/// the stream's own work.
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
@@ -22,6 +31,8 @@ struct Inner {
     handle: StreamHandle,
     id: StreamId,
     owned: bool,
+    /// The thread whose own stream this is, if it is a per-thread stream.
+    thread: Option<ThreadKey>,
     /// What keeps a borrowed stream alive, if its owner gave something.
     _keep: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -55,8 +66,8 @@ impl Stream {
         // SAFETY: the handle was made just now.
         let id = unsafe { driver.stream_id(device, handle) };
         let stream = |id| {
-            let driver = driver.clone();
-            Stream(Arc::new(Inner { driver, device, handle, id, owned: true, _keep: None }))
+            let (driver, thread) = (driver.clone(), None);
+            Stream(Arc::new(Inner { driver, device, handle, id, owned: true, thread, _keep: None }))
         };
         match id {
             Ok(id) => Ok(stream(id)),
@@ -76,12 +87,25 @@ impl Stream {
         unsafe { Stream::from_raw(driver, device, StreamHandle::LEGACY, None) }
     }
 
+    /// The calling thread's own default stream of `device` (handle 2). See [`Stream`] for what it
+    /// stands for in other threads.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn per_thread(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<Stream> {
+        // SAFETY: it lives as long as its thread and its context; in other threads, and so once
+        // the thread has ended, the object names the legacy stream, which lives as long as the
+        // context.
+        unsafe { Stream::from_raw(driver, device, StreamHandle::PER_THREAD, None) }
+    }
+
     /// Takes a stream that somebody else owns. `keep` is dropped with the last clone: put there
-    /// what keeps the stream alive.
+    /// what keeps the stream alive. Handle 0 is taken as handle 1, the same stream; handle 2 as
+    /// the calling thread's own.
     ///
     /// # Safety
-    /// The handle is a live stream of `device`'s primary context for as long as any clone of the
-    /// returned object, or of `keep`, lives.
+    /// The handle is a live stream of `device`'s primary context whenever the returned object, or a
+    /// clone of it, makes a driver call, and for as long as `keep` lives.
     ///
     /// # Errors
     /// The driver's.
@@ -91,10 +115,13 @@ impl Stream {
         handle: StreamHandle,
         keep: Option<Box<dyn Any + Send + Sync>>,
     ) -> DriverResult<Stream> {
+        let handle = if handle == StreamHandle::NULL { StreamHandle::LEGACY } else { handle };
         // SAFETY: live by this function's own condition.
         let id = unsafe { driver.stream_id(device, handle)? };
         let driver = driver.clone();
-        Ok(Stream(Arc::new(Inner { driver, device, handle, id, owned: false, _keep: keep })))
+        let thread = (handle == StreamHandle::PER_THREAD).then(ThreadKey::current);
+        let inner = Inner { driver, device, handle, id, owned: false, thread, _keep: keep };
+        Ok(Stream(Arc::new(inner)))
     }
 
     /// The device.
@@ -107,9 +134,50 @@ impl Stream {
         self.0.id
     }
 
-    /// The driver's handle, valid while `self` lives.
+    /// The driver's handle, valid while `self` lives; of a per-thread stream, only in its thread.
     pub fn handle(&self) -> StreamHandle {
         self.0.handle
+    }
+
+    /// Whether `handle`, in a call of the calling thread for this device, names this stream.
+    pub fn is_named_by(&self, handle: StreamHandle) -> bool {
+        let handle = if handle == StreamHandle::NULL { StreamHandle::LEGACY } else { handle };
+        handle == self.0.handle && !self.is_elsewhere()
+    }
+
+    /// Whether this is the legacy stream of its device.
+    pub fn is_legacy(&self) -> bool {
+        self.0.handle == StreamHandle::LEGACY
+    }
+
+    /// Whether this is some thread's own default stream.
+    pub fn is_per_thread(&self) -> bool {
+        self.0.thread.is_some()
+    }
+
+    /// Whether this is the default stream of a thread other than the calling one, so that the
+    /// legacy stream stands for it here.
+    pub fn is_elsewhere(&self) -> bool {
+        self.0.thread.as_ref().is_some_and(|owner| !owner.is_current())
+    }
+
+    /// Whether this is the default stream of a thread that has ended: nothing will be enqueued on
+    /// it any more.
+    pub fn has_ended(&self) -> bool {
+        self.0.thread.as_ref().is_some_and(ThreadKey::has_ended)
+    }
+
+    /// Whether its owner may destroy it while this object lives: it was taken from a raw handle, and
+    /// nothing was given that keeps it alive.
+    pub fn is_borrowed(&self) -> bool {
+        let inner = &self.0;
+        let lasting = inner.owned || inner._keep.is_some() || inner.thread.is_some();
+        !lasting && !self.is_legacy()
+    }
+
+    /// The handle that stands for this stream in calls of the calling thread.
+    pub(super) fn handle_here(&self) -> StreamHandle {
+        if self.is_elsewhere() { StreamHandle::LEGACY } else { self.0.handle }
     }
 
     /// The driver it belongs to.
@@ -123,7 +191,9 @@ impl Stream {
     /// The driver's.
     pub fn wait_event(&self, event: &Event) -> DriverResult<()> {
         // SAFETY: both objects own live handles.
-        unsafe { self.0.driver.stream_wait_event(self.0.device, self.0.handle, event.handle()) }
+        unsafe {
+            self.0.driver.stream_wait_event(self.0.device, self.handle_here(), event.handle())
+        }
     }
 
     /// Waits on the host for all work (`cuStreamSynchronize`).
@@ -132,16 +202,17 @@ impl Stream {
     /// The driver's.
     pub fn synchronize(&self) -> DriverResult<()> {
         // SAFETY: `self` owns a live handle.
-        unsafe { self.0.driver.stream_synchronize(self.0.device, self.0.handle) }
+        unsafe { self.0.driver.stream_synchronize(self.0.device, self.handle_here()) }
     }
 
     /// Whether the stream is being captured (`cuStreamGetCaptureInfo`).
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's: `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` of the legacy stream, and so of another
+    /// thread's per-thread stream, while a stream that it is ordered with is being captured.
     pub fn capture_info(&self) -> DriverResult<CaptureInfo> {
         // SAFETY: `self` owns a live handle.
-        unsafe { self.0.driver.capture_info(self.0.device, self.0.handle) }
+        unsafe { self.0.driver.capture_info(self.0.device, self.handle_here()) }
     }
 
     /// Enqueues a fill of `bytes` bytes at device address `address` (`cuMemsetD8Async`). The
@@ -157,6 +228,6 @@ impl Stream {
         let transfer = Transfer::Fill8 { dst: address, value, bytes };
         // SAFETY: `self` owns a live handle; the address is the driver's by this function's own
         // condition.
-        unsafe { self.0.driver.copy_async(self.0.device, &transfer, self.0.handle) }
+        unsafe { self.0.driver.copy_async(self.0.device, &transfer, self.handle_here()) }
     }
 }

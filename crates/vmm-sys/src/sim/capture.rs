@@ -98,6 +98,11 @@ fn invalidated() -> Refused {
         .because("an illegal call has spoilt the capture")
 }
 
+fn implicit() -> Refused {
+    Refused::new(ResultCode::STREAM_CAPTURE_IMPLICIT)
+        .because("the legacy stream would wait for a captured stream")
+}
+
 fn unsupported(why: &str) -> Refused {
     Refused::new(ResultCode::STREAM_CAPTURE_UNSUPPORTED).because(why)
 }
@@ -237,31 +242,28 @@ impl State {
         Ok(())
     }
 
+    /// The captures that a stream is ordered with by the rule of the legacy stream: none, unless
+    /// this is the legacy stream and a per-thread stream of its device is being captured.
+    fn implicit_captures(&self, stream: u64) -> Vec<u64> {
+        let timeline = &self.timeline;
+        let legacy = timeline.streams.get(&stream).filter(|it| it.kind == StreamKind::Legacy);
+        let Some(legacy) = legacy.filter(|_| !self.captures.active.is_empty()) else {
+            return Vec::new();
+        };
+        let ordered = timeline.per_thread.iter().filter(|(device, _, _)| *device == legacy.device);
+        ordered.filter_map(|(_, _, id)| self.captures.of(*id)).collect()
+    }
+
     /// Refuses work of the legacy stream that would have to wait for a captured stream.
     pub(super) fn refuse_implicit_capture(&mut self, stream: u64) -> Answer<()> {
-        if self.captures.active.is_empty() {
-            return Ok(());
-        }
-        let timeline = &self.timeline;
-        let Some(legacy) = timeline.streams.get(&stream) else { return Ok(()) };
-        if legacy.kind != StreamKind::Legacy {
-            return Ok(());
-        }
-        let ordered: Vec<u64> = timeline
-            .per_thread
-            .iter()
-            .filter(|(device, _, _)| *device == legacy.device)
-            .map(|(_, _, id)| *id)
-            .collect();
-        let spoilt: Vec<u64> = ordered.iter().filter_map(|id| self.captures.of(*id)).collect();
+        let spoilt = self.implicit_captures(stream);
         if spoilt.is_empty() {
             return Ok(());
         }
         for id in spoilt {
             self.captures.spoil(id);
         }
-        Err(Refused::new(ResultCode::STREAM_CAPTURE_IMPLICIT)
-            .because("the legacy stream would wait for a captured stream"))
+        Err(implicit())
     }
 
     /// A stream goes away: a capture that began in it is over, one that it joined is spoilt.
@@ -350,7 +352,9 @@ impl Sim {
         })
     }
 
-    /// The id is shared by all streams of a capture.
+    /// The id is shared by all streams of a capture. The legacy stream cannot be asked about while
+    /// a stream that it is ordered with is being captured; asking harms nothing (by NVIDIA's
+    /// documentation; not measured).
     pub(super) fn do_capture_info(
         &self,
         device: DeviceId,
@@ -358,6 +362,9 @@ impl Sim {
     ) -> DriverResult<CaptureInfo> {
         self.call_on(Call::StreamGetCaptureInfo, device, |state| {
             let stream = state.stream(device, stream)?;
+            if !state.implicit_captures(stream).is_empty() {
+                return Err(implicit());
+            }
             Ok(match state.captures.of(stream) {
                 None => CaptureInfo { status: CaptureStatus::None, id: 0 },
                 Some(id) if state.captures.active[&id].spoilt => {

@@ -242,6 +242,10 @@ fn the_legacy_stream_is_not_captured_and_does_not_wait_for_captured_streams() {
     let begun = begin(&sim, StreamHandle::LEGACY, CaptureMode::Relaxed);
     assert_eq!(code(begun), Code::STREAM_CAPTURE_UNSUPPORTED);
     begin(&sim, StreamHandle::PER_THREAD, CaptureMode::Relaxed).unwrap();
+    // SAFETY: the simulator checks handles itself.
+    let asked = unsafe { sim.capture_info(D0, StreamHandle::LEGACY) };
+    assert_eq!(code(asked), Code::STREAM_CAPTURE_IMPLICIT);
+    assert_eq!(status(&sim, StreamHandle::PER_THREAD).status, CaptureStatus::Active);
     let spin = ProbeKernel::Spin { busy_us: 0, done: 0 };
     assert_eq!(code(sim.t_launch(D0, spin, StreamHandle::NULL)), Code::STREAM_CAPTURE_IMPLICIT);
     let ended = end(&sim, StreamHandle::PER_THREAD);
