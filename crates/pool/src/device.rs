@@ -150,6 +150,8 @@ impl Device {
         let leaving_bytes = self.leaving.bytes().min(stats.stock_bytes);
         stats.limbo_bytes += leaving_bytes;
         stats.stock_bytes -= leaving_bytes;
+        // A thread that is making memory has booked it, and notes the peak once it is made.
+        stats.peak_held_bytes = stats.peak_held_bytes.max(stats.held_bytes);
         stats
     }
 
