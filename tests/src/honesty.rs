@@ -49,6 +49,46 @@ pub(crate) fn check_figures(facts: &OutOfMemory) -> Result<(), String> {
     Ok(())
 }
 
+/// The largest request that would succeed does, and one granule more does not.
+///
+/// # Errors
+/// In words, which of the two is wrong.
+pub(crate) fn check_largest(
+    lane: &Lane,
+    request: &Request,
+    facts: &OutOfMemory,
+) -> Result<(), String> {
+    let Some(largest) = facts.largest_bytes else {
+        return Err(format!("a lane asked, and the error does not say: {facts:?}"));
+    };
+    if facts.stats.limbo_buffers + facts.stats.retired_mappings > 0 {
+        // What is pending may be done by the next request.
+        return Ok(());
+    }
+    if facts.device_free_bytes.is_none_or(|free| free < facts.room_bytes) {
+        // The limit leaves more than there is: only a try can tell how much more.
+        return Ok(());
+    }
+    let like = |bytes| {
+        let like = Request::new(bytes).align(request.align_bytes());
+        if request.may_wait() { like } else { like.no_wait() }
+    };
+    if let Err(error) = lane.alloc_with(&like(largest)) {
+        return Err(format!("{largest} bytes would succeed, said {facts:?}; they do not: {error}"));
+    }
+    // The least of those above that is placed in the same way.
+    let small = is_small(request.bytes(), request.align_bytes());
+    let more = if small || request.align_bytes() > 512 {
+        largest + 512
+    } else {
+        (largest + 512).max(SMALL_MAX_BYTES + 512)
+    };
+    match lane.alloc_with(&like(more)) {
+        Err(error) if error.is_out_of_memory() => Ok(()),
+        other => Err(format!("{largest} bytes are not the most, said {facts:?}; more: {other:?}")),
+    }
+}
+
 /// A shortage is honest only if the request would not fit were every free chunk given back: chunks
 /// that hold nothing alive count against nobody.
 ///

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use vmm_sys::cuda::Cuda;
 use vmm_sys::object::{Stream, failed_drops, retry_failed_drops};
@@ -68,6 +69,9 @@ pub struct MachineSpec {
     pub device_bytes: Option<u64>,
     /// Whether work takes its modelled time (a GPU's always takes its own).
     pub modelled_time: bool,
+    /// How long a call waits for a held stream before the simulated device says that nothing will
+    /// let it go.
+    pub blocked_limit: Duration,
 }
 
 /// The granularity of every GPU that was measured.
@@ -83,6 +87,7 @@ impl Default for MachineSpec {
             granularity_bytes: GPU_GRANULARITY_BYTES,
             device_bytes: None,
             modelled_time: false,
+            blocked_limit: Duration::from_secs(20),
         }
     }
 }
@@ -116,6 +121,7 @@ impl Machine {
         let mut builder = Sim::builder()
             .devices(spec.devices as usize)
             .granularity(spec.granularity_bytes, spec.granularity_bytes)
+            .blocked_limit(spec.blocked_limit)
             .time(if spec.modelled_time { TimeMode::Modelled } else { TimeMode::Instant });
         if let Some(bytes) = spec.device_bytes {
             builder = builder.device_bytes(bytes);

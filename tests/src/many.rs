@@ -2,6 +2,7 @@
 //! and the shortest script that still fails.
 
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use crate::generate::{self, Profile};
 use crate::machine::{DriverChoice, Machine};
@@ -68,6 +69,9 @@ pub fn on_new_machine(choice: DriverChoice, script: &Script) -> Option<Result<Ta
     Some(run(script, &machine))
 }
 
+/// How long a failing script is shortened: one that blocks takes long each time.
+const SHRINK_TIME: Duration = Duration::from_secs(60);
+
 /// What a failure says before its first colon: no numbers that differ from script to script.
 fn kind(failure: &Failure) -> &str {
     failure.text.split(':').next().unwrap_or_default()
@@ -82,16 +86,19 @@ fn report(choice: DriverChoice, script: &Script, failure: &Failure, repeat: &str
     }
     let shorter = |actions: &[_]| Script { actions: actions.to_vec(), ..script.clone() };
     let mut last = failure.clone();
-    let actions =
-        shrink(&script.actions, |actions| match on_new_machine(choice, &shorter(actions)) {
-            // Another fault met on the way is another story.
-            Some(Err(other)) if kind(&other) == kind(failure) => {
-                last = other;
-                true
+    let begun = Instant::now();
+    let actions = shrink(&script.actions, |actions| {
+        begun.elapsed() < SHRINK_TIME
+            && match on_new_machine(choice, &shorter(actions)) {
+                // Another fault met on the way is another story.
+                Some(Err(other)) if kind(&other) == kind(failure) => {
+                    last = other;
+                    true
+                }
+                _ => false,
             }
-            _ => false,
-        });
+    });
     let script = shorter(&actions);
-    text += &format!("the shortest script that fails, at {last}\n{script}");
+    text += &format!("the shortest script found that fails, at {last}\n{script}");
     text
 }

@@ -300,6 +300,7 @@ impl<'a> Runner<'a> {
                     return Ok(());
                 }
                 honesty::check_figures(facts)?;
+                honesty::check_largest(lane, request, facts)?;
                 if request.may_wait() {
                     let entries = self.model.entries();
                     let setup = &self.script.setup;

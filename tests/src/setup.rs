@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use vmm_pool::{ChunkSize, Error, Placement, Pool};
 use vmm_sys::DeviceId;
@@ -61,6 +62,8 @@ impl Setup {
             granularity_bytes: self.granularity_bytes,
             device_bytes: Some(self.device_bytes),
             modelled_time: self.modelled_time,
+            // A run waits for held streams only where the pool is wrong.
+            blocked_limit: Duration::from_secs(1),
         }
     }
 

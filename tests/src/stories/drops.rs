@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use vmm_sys::DeviceId;
+use vmm_sys::{DeviceId, ResultCode};
 
 use super::{G, MIB, builder, clean, lane, machine, write_on};
 use crate::hold::keep_busy;
@@ -154,6 +154,38 @@ pub(super) fn the_end_of_a_pool_with_a_thread_leaves_nothing(
             _ => drop((lane, pool, buffer)),
         }
         clean(&machine);
+    }
+    Ok(())
+}
+
+/// A kernel went wrong: every call in the context fails from then on.
+pub(super) fn f_e2_a_lost_device_is_left_in_peace(choice: DriverChoice) -> Result<(), Skip> {
+    for unwinding in [false, true] {
+        let machine = machine(choice)?;
+        let sim = machine.sim()?.clone();
+        let pool = builder(&machine).build().expect("a pool is built");
+        let lane = lane(&machine, &pool);
+        let other = machine.stream(0);
+        let mut buffers: Vec<_> =
+            (0..1000).map(|_| lane.alloc(5000).expect("a block is served")).collect();
+        for buffer in buffers.iter_mut().step_by(10) {
+            buffer.record_stream(&other).expect("the stream is recorded");
+        }
+        sim.lose_context(DeviceId(0), ResultCode::ILLEGAL_ADDRESS);
+        let calls = machine.driver().ledger().snapshot();
+        // No answer is wrong here, but a panic or an endless loop would be.
+        let _served_or_refused = lane.alloc(100 * MIB);
+        pool.trim(DeviceId(0)).expect("trimming gives back what it can");
+        let everything = (buffers, lane, pool, other);
+        let ended = catch_unwind(AssertUnwindSafe(move || {
+            let _everything = everything;
+            if unwinding {
+                resume_unwind(Box::new("on purpose"));
+            }
+        }));
+        assert_eq!(ended.is_err(), unwinding);
+        let calls = machine.driver().ledger().snapshot().since(&calls);
+        assert!(calls.total() < 2000, "retried without end: {calls}");
     }
     Ok(())
 }

@@ -94,6 +94,7 @@ macro_rules! edge_stories {
                 f_d3_buffers_are_dropped_on_threads_without_a_context
                 drops_while_unwinding_leave_nothing
                 the_end_of_a_pool_with_a_thread_leaves_nothing
+                f_e2_a_lost_device_is_left_in_peace
             }
         }
     };

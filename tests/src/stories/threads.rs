@@ -5,9 +5,11 @@ use std::sync::{Mutex, mpsc};
 
 use vmm_pool::{Buffer, Lane, Pool, Request};
 use vmm_sys::DeviceId;
+use vmm_sys::object::Stream;
 
 use super::{G, MIB, builder, clean, lane, machine, sound, stats};
 use crate::contents::Contents;
+use crate::hold::keep_busy;
 use crate::machine::{DriverChoice, Machine, Skip};
 use crate::memory::Memory;
 use crate::rng::Rng;
@@ -61,8 +63,11 @@ fn random_bytes(rng: &mut Rng) -> u64 {
 }
 
 /// A thread's part: asks and frees at random, and is content with a refusal for want of memory.
+/// Now and then a second stream uses the memory, and is not done when it is freed.
 fn churn(lane: &Lane, ledger: &Ledger, seed: u64, steps: u64, wait: bool) -> u64 {
     let mut rng = Rng::new(seed);
+    let driver = lane.stream().driver();
+    let other = Stream::create(driver, lane.device()).expect("a stream is made");
     let mut kept: Vec<Held> = Vec::new();
     let mut served = 0;
     for _ in 0..steps {
@@ -77,7 +82,13 @@ fn churn(lane: &Lane, ledger: &Ledger, seed: u64, steps: u64, wait: bool) -> u64
         match lane.alloc_with(&if wait { request } else { request.no_wait() }) {
             Ok(buffer) => {
                 served += 1;
-                kept.push(ledger.note(buffer));
+                let mut held = ledger.note(buffer);
+                if rng.chance(200) {
+                    keep_busy(&other, 1 + rng.below(100)).expect("the stream is busy");
+                    held.contents.enqueue(&held.memory, &other).expect("work is enqueued");
+                    held.memory.record_stream(&other).expect("the stream is recorded");
+                }
+                kept.push(held);
             }
             Err(error) if error.is_out_of_memory() => {
                 if let Some(held) = kept.pop() {
@@ -88,6 +99,8 @@ fn churn(lane: &Lane, ledger: &Ledger, seed: u64, steps: u64, wait: bool) -> u64
         }
     }
     kept.into_iter().for_each(|held| ledger.give_back(held));
+    // A fault of its work would show here.
+    other.synchronize().expect("no work met memory that was gone");
     served
 }
 
