@@ -33,9 +33,10 @@ impl Gate {
         match self {
             Gate::Passed => Ok(()),
             Gate::Event(recorded) => recorded.wait(),
-            Gate::Unrecorded(stream) => match stream.capture_info()?.status {
-                CaptureStatus::None => stream.synchronize(),
-                CaptureStatus::Active | CaptureStatus::Invalidated => Ok(()),
+            Gate::Unrecorded(stream) => match stream.capture_info().map(|info| info.status) {
+                Ok(CaptureStatus::Active | CaptureStatus::Invalidated) => Ok(()),
+                // A stream that cannot say is waited for: better a capture lost than memory.
+                Ok(CaptureStatus::None) | Err(_) => stream.synchronize(),
             },
         }
     }
