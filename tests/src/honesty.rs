@@ -61,7 +61,7 @@ pub(crate) fn check_largest(
     let Some(largest) = facts.largest_bytes else {
         return Err(format!("a lane asked, and the error does not say: {facts:?}"));
     };
-    if facts.stats.limbo_buffers + facts.stats.retired_mappings > 0 {
+    if facts.stats.limbo_bytes + facts.stats.retired_mappings > 0 {
         // What is pending may be done by the next request.
         return Ok(());
     }

@@ -13,9 +13,7 @@ use vmm_sys::object::{Stream, failed_drops, retry_failed_drops};
 use vmm_sys::sim::{Sim, TimeMode};
 use vmm_sys::{DeviceId, Driver, DriverResult, ProbeKernel};
 
-use crate::hold::{Hold, Words};
-
-use crate::hold::keep_busy;
+use crate::hold::{Hold, Words, keep_busy};
 
 /// The environment variable that chooses the driver: `sim` (the default) or `cuda`.
 pub const DRIVER_VARIABLE: &str = "VMM_TEST_DRIVER";
@@ -242,7 +240,6 @@ impl Machine {
     }
 }
 
-/// The one CUDA driver of the process.
 /// Streams that stories have alive at once, at most.
 const STREAMS_MAX: usize = 48;
 
@@ -264,6 +261,7 @@ fn settle_streams(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<(), Skip
     Ok(())
 }
 
+/// The one CUDA driver of the process.
 fn cuda() -> Result<Arc<dyn Driver>, Skip> {
     static CUDA: OnceLock<Result<Arc<dyn Driver>, Skip>> = OnceLock::new();
     let open = || match Cuda::open() {

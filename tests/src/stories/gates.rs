@@ -178,7 +178,8 @@ pub(super) fn a_stream_of_another_device_is_waited_for(choice: DriverChoice) -> 
 pub(super) fn a_gate_that_cannot_be_recorded_is_still_waited_for(
     choice: DriverChoice,
 ) -> Result<(), Skip> {
-    ends_behind_its_work(choice, &[Call::EventCreate, Call::EventRecord])
+    ends_behind_its_work(choice, &[Call::EventCreate, Call::EventRecord])?;
+    ends_behind_its_work(choice, &[Call::StreamGetCaptureInfo])
 }
 
 pub(super) fn a_gate_that_cannot_be_asked_is_still_waited_for(

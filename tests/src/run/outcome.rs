@@ -1,0 +1,56 @@
+//! What a run comes to: counts, or where it went wrong.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+/// What a run did, so that a test can see that it did something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Runs.
+    pub runs: u64,
+    /// Requests served.
+    pub served: u64,
+    /// Requests refused for want of memory.
+    pub short: u64,
+    /// Requests refused for what they asked.
+    pub refused: u64,
+    /// Requests that the driver's failures ended.
+    pub failed: u64,
+    /// Contents compared.
+    pub checked: u64,
+    /// Steps after which memory was in limbo.
+    pub limbo: u64,
+    /// Steps after which a replaced mapping stood.
+    pub retired: u64,
+    /// Driver calls that were made to fail.
+    pub faults: u64,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.runs += other.runs;
+        self.served += other.served;
+        self.short += other.short;
+        self.refused += other.refused;
+        self.failed += other.failed;
+        self.checked += other.checked;
+        self.limbo += other.limbo;
+        self.retired += other.retired;
+        self.faults += other.faults;
+    }
+}
+
+/// Where a run went wrong, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The step, from 1; one more than there are if it was the end.
+    pub step: usize,
+    /// In words.
+    pub text: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}: {}", self.step, self.text)
+    }
+}
