@@ -3,32 +3,7 @@
 //! A graph has addresses baked into it, and uses them whenever it is launched. So memory that is
 //! given out during a capture has to stay reserved, and mapped to the same chunks, until the graph
 //! is gone, although the program that captured dropped its buffers long ago. The driver does not
-//! tell the pool that a capture begins; the program does:
-//!
-//! ```
-//! # use vmm_pool::Pool;
-//! # use vmm_sys::{CaptureMode, DeviceId, object::Stream, sim::Sim};
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let driver: std::sync::Arc<dyn vmm_sys::Driver> = Sim::builder().build();
-//! # let pool = Pool::builder(driver.clone()).build()?;
-//! # let stream = Stream::create(&driver, DeviceId(0))?;
-//! # let lane = pool.lane(&stream)?;
-//! let scope = lane.capture()?; // before cuStreamBeginCapture
-//! # // SAFETY: the stream is live.
-//! # unsafe { driver.capture_begin(DeviceId(0), stream.handle(), CaptureMode::Global)? };
-//! let scratch = lane.alloc(1 << 20)?; // for the graph
-//! // … capture work that uses `scratch` …
-//! drop(scratch); // later work of the same capture may have the memory
-//! # // SAFETY: the stream is live.
-//! # let graph = unsafe { driver.capture_end(DeviceId(0), stream.handle())? };
-//! let memory = scope.finish(); // after cuStreamEndCapture: nobody else gets it now
-//! // … launch the graph, again and again …
-//! # // SAFETY: the graph is live, and not used afterwards.
-//! # unsafe { driver.graph_destroy(DeviceId(0), graph)? };
-//! drop(memory); // with the graph
-//! # Ok(())
-//! # }
-//! ```
+//! tell the pool that a capture begins; the program does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -145,6 +120,31 @@ impl Drop for Graph {
 /// their lanes **before** their first allocation in the capture. A lane that was not joined is
 /// found out only when a request misses, and takes part from then on; what it gave out warm before
 /// is ordinary memory.
+///
+/// ```
+/// # use vmm_pool::Pool;
+/// # use vmm_sys::{CaptureMode, DeviceId, object::Stream, sim::Sim};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let driver: std::sync::Arc<dyn vmm_sys::Driver> = Sim::builder().build();
+/// # let pool = Pool::builder(driver.clone()).build()?;
+/// # let stream = Stream::create(&driver, DeviceId(0))?;
+/// # let lane = pool.lane(&stream)?;
+/// let scope = lane.capture()?; // before cuStreamBeginCapture
+/// # // SAFETY: the stream is live.
+/// # unsafe { driver.capture_begin(DeviceId(0), stream.handle(), CaptureMode::Global)? };
+/// let scratch = lane.alloc(1 << 20)?; // for the graph
+/// // … capture work that uses `scratch` …
+/// drop(scratch); // later work of the same capture may have the memory
+/// # // SAFETY: the stream is live.
+/// # let graph = unsafe { driver.capture_end(DeviceId(0), stream.handle())? };
+/// let memory = scope.finish(); // after cuStreamEndCapture: nobody else gets it now
+/// // … launch the graph, again and again …
+/// # // SAFETY: the graph is live, and not used afterwards.
+/// # unsafe { driver.graph_destroy(DeviceId(0), graph)? };
+/// drop(memory); // with the graph
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// Dropping the scope without [`finish`](CaptureScope::finish) gives its memory up at once: do so
 /// if the capture failed, and there is no graph.
