@@ -34,7 +34,6 @@
 mod background;
 mod budget;
 mod buffer;
-mod capture;
 mod config;
 mod device;
 mod directory;
@@ -56,7 +55,6 @@ mod verify;
 
 pub use budget::Budget;
 pub use buffer::Buffer;
-pub use capture::{CaptureScope, GraphMemory};
 pub use config::{ChunkSize, Placement, text};
 pub use error::Error;
 pub use ladder::LadderStats;

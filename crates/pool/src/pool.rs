@@ -35,12 +35,6 @@ pub(crate) struct PoolInner {
     _background: Option<Background>,
 }
 
-impl PoolInner {
-    pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
-        self.recorder.as_ref()
-    }
-}
-
 /// Settings of a pool; see [`Pool::builder`].
 #[derive(Clone, Debug)]
 pub struct PoolBuilder {
@@ -234,7 +228,7 @@ impl Pool {
         let lane = match lanes.of(stream.id()).filter(is_open) {
             Some(lane) => lane,
             None => {
-                let lane = LaneCell::open(device.clone(), stream.clone(), self.0.recorder());
+                let lane = LaneCell::open(device.clone(), stream.clone(), self.0.recorder.as_ref());
                 lanes.add(stream.id(), lane);
                 lane
             }
@@ -334,8 +328,7 @@ impl Pool {
 /// Lanes of threads that have ended: nobody enqueues anything on their streams any more.
 fn ended_lanes(lanes: &Lanes) -> Vec<LaneRef> {
     let ended = |lane: &LaneRef| {
-        lane.lock()
-            .is_some_and(|state| state.stream.has_ended() && !state.closing && !state.is_private)
+        lane.lock().is_some_and(|state| state.stream.has_ended() && !state.closing)
     };
     lanes.all().into_iter().filter(ended).collect()
 }
