@@ -101,15 +101,16 @@ pub(super) fn a_chunk_whose_move_fails_is_not_lost(choice: DriverChoice) -> Resu
     let keep = lane.alloc(G).expect("a chunk");
     drop(hole);
     sim.inject(FaultPlan::delay_real(Duration::from_millis(200)).on(Call::MemCreate).once());
-    sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemCreate).once());
+    sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemMap).once());
     std::thread::scope(|scope| {
-        // A new chunk, which fails, and then the free one.
+        // A new chunk, whose mapping fails, and then the free one.
         let asking = scope.spawn(|| lane.alloc(2 * G).map(drop));
-        while sim.faults_fired() < 2 {
+        while sim.faults_fired() == 0 {
             std::thread::yield_now();
         }
-        // This miss brings back what has passed its gate: the old place.
-        drop(lane.alloc(3 * G).expect("another request is served"));
+        // Takes what has passed its gate, the old place, away: its turn at the driver comes between
+        // the creation and the mapping.
+        pool.trim(DeviceId(0)).expect("the device is trimmed");
         let answer = asking.join().expect("the asking thread ends");
         assert!(matches!(answer, Err(Error::Driver(_))), "{answer:?}");
     });
