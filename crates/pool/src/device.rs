@@ -8,6 +8,7 @@ use vmm_sys::object::{Chunk, Event, Mapping, Range, RelaxedCapture, Stream};
 use vmm_sys::{Driver, DriverError};
 
 use crate::budget::Budget;
+use crate::capture;
 use crate::config::Plan;
 use crate::error::Error;
 use crate::ladder::{Callback, LadderCounts};
@@ -124,7 +125,7 @@ impl Device {
         let mut stats = DeviceStats {
             peak_held_bytes: self.peak_held_bytes(),
             limit_bytes: self.plan.limit_bytes,
-            lanes: states.len() as u64,
+            lanes: states.iter().filter(|state| !state.is_private).count() as u64,
             ladder: self.ladder.stats(),
             ..DeviceStats::default()
         };
@@ -140,8 +141,13 @@ impl Device {
             stats.buffers += live.buffers;
             stats.limbo_buffers += state.limbo.parked_count() as u64;
             stats.retired_mappings += state.limbo.retired_count() as u64;
+            if state.is_private {
+                let used_bytes = live.block_bytes + state.limbo.block_bytes;
+                stats.private_bytes += state.region.mapped_bytes() - used_bytes;
+            }
         }
-        let used = stats.live_bytes + stats.rounding_bytes + stats.limbo_bytes;
+        let used =
+            stats.live_bytes + stats.rounding_bytes + stats.limbo_bytes + stats.private_bytes;
         stats.idle_bytes = mapped_bytes - used;
         // Read after the lanes were locked: memory that one of them maps was booked before.
         stats.held_bytes = self.held_bytes().max(mapped_bytes);
@@ -333,6 +339,11 @@ impl Device {
     /// recorded there would become part of the graph and die with it. For the default stream of
     /// another thread it is recorded on the legacy stream, which stands for it (row D-S2).
     pub(crate) fn gate(&self, stream: &Stream) -> Result<Option<Event>, Error> {
+        // Held until the record is made: no capture scope opens on the stream meanwhile.
+        let captures = capture::open();
+        if captures.include(stream) {
+            return Ok(None);
+        }
         let _relaxed = RelaxedCapture::enter(&self.driver)?;
         if stream.capture_info()?.status != vmm_sys::CaptureStatus::None {
             return Ok(None);

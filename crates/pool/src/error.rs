@@ -122,6 +122,9 @@ pub enum Error {
     /// The lane was closed: its stream is gone.
     #[error("the lane is closed: its stream was declared gone")]
     LaneClosed,
+    /// The lane takes part in a capture scope already.
+    #[error("the lane takes part in a capture scope already: finish that one first")]
+    CaptureOpen,
     /// This is a forked child, or the process is exiting: the driver is gone.
     #[error(
         "the driver is gone in this process: it was forked after the driver was opened, or is \

@@ -48,6 +48,8 @@ pub(crate) struct Lanes {
     newest: HashMap<StreamId, LaneRef>,
     /// Closed ones, whose stream has a newer lane, with buffers left.
     older: Vec<LaneRef>,
+    /// Those that hold memory for captured graphs.
+    private: Vec<LaneRef>,
 }
 
 impl Lanes {
@@ -61,16 +63,22 @@ impl Lanes {
         self.older.extend(self.newest.insert(stream, lane));
     }
 
+    /// Lists a new private lane.
+    pub(crate) fn add_private(&mut self, lane: LaneRef) {
+        self.private.push(lane);
+    }
+
     /// Takes a lane that has retired off the list.
     pub(crate) fn remove(&mut self, stream: StreamId, id: u64) {
         if self.newest.get(&stream).is_some_and(|lane| lane.id == id) {
             self.newest.remove(&stream);
         }
         self.older.retain(|lane| lane.id != id);
+        self.private.retain(|lane| lane.id != id);
     }
 
     /// Every lane.
     pub(crate) fn all(&self) -> Vec<LaneRef> {
-        self.newest.values().chain(&self.older).copied().collect()
+        self.newest.values().chain(&self.older).chain(&self.private).copied().collect()
     }
 }

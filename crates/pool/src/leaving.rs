@@ -105,8 +105,8 @@ impl Leaving {
         self.entries.lock().extend(kept);
     }
 
-    /// The end of the device: waits for the users of what is left in whatever way there is, and lets
-    /// it go. What cannot be waited for belongs to a context that is lost.
+    /// The end of the device: waits for the users of what is left in whatever way there is, and
+    /// lets it go. What cannot be waited for belongs to a context that is lost.
     pub(crate) fn end(&self, device: &Device) {
         self.sweep(device, Wait::Yes, Turn::Requester);
         let entries = std::mem::take(&mut *self.entries.lock());

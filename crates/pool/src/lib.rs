@@ -34,6 +34,7 @@
 mod background;
 mod budget;
 mod buffer;
+mod capture;
 mod config;
 mod device;
 mod directory;
@@ -55,6 +56,7 @@ mod verify;
 
 pub use budget::Budget;
 pub use buffer::Buffer;
+pub use capture::{CaptureScope, GraphMemory};
 pub use config::{ChunkSize, Placement, text};
 pub use error::Error;
 pub use ladder::LadderStats;

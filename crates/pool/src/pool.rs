@@ -35,6 +35,12 @@ pub(crate) struct PoolInner {
     _background: Option<Background>,
 }
 
+impl PoolInner {
+    pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.recorder.as_ref()
+    }
+}
+
 /// Settings of a pool; see [`Pool::builder`].
 #[derive(Clone, Debug)]
 pub struct PoolBuilder {
@@ -228,7 +234,7 @@ impl Pool {
         let lane = match lanes.of(stream.id()).filter(is_open) {
             Some(lane) => lane,
             None => {
-                let lane = LaneCell::open(device.clone(), stream.clone(), self.0.recorder.as_ref());
+                let lane = LaneCell::open(device.clone(), stream.clone(), self.0.recorder());
                 lanes.add(stream.id(), lane);
                 lane
             }
@@ -328,7 +334,8 @@ impl Pool {
 /// Lanes of threads that have ended: nobody enqueues anything on their streams any more.
 fn ended_lanes(lanes: &Lanes) -> Vec<LaneRef> {
     let ended = |lane: &LaneRef| {
-        lane.lock().is_some_and(|state| state.stream.has_ended() && !state.closing)
+        lane.lock()
+            .is_some_and(|state| state.stream.has_ended() && !state.closing && !state.is_private)
     };
     lanes.all().into_iter().filter(ended).collect()
 }

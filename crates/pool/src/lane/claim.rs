@@ -8,7 +8,7 @@ use vmm_sys::object::{Chunk, Mapping};
 
 use super::limbo::Retired;
 use super::window::Window;
-use super::{Gate, Lane, LaneState, retire};
+use super::{Lane, LaneState, retire};
 use crate::device::{Device, Shortage};
 use crate::growth::{Piece, Source};
 use crate::region::{Region, Segment};
@@ -146,7 +146,7 @@ pub(super) fn hand_back(lane: &Lane, claim: Claim) {
             Ok(chunk) => device.settle(chunk, turn),
             Err((mapping, _)) => {
                 let (first_slot, slots) = (part.first_slot, part.slots);
-                stuck.push(Retired { mapping, first_slot, slots, gate: Gate::Passed });
+                stuck.push(Retired { mapping, first_slot, slots, gates: Vec::new() });
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Giving memory back: trim a lane's free chunks, retire a lane for good.
 
-use super::limbo::{Retired, record};
+use super::gate::{is_captured, record};
+use super::limbo::Retired;
 use super::{LaneCell, LaneState, Wait, sweep};
 use crate::device::Device;
 use crate::lanes::LaneRef;
@@ -8,15 +9,32 @@ use crate::turn::Turn;
 
 /// Takes the lane's wholly free chunks out of its addresses; their memory goes to the stock once
 /// the stream has passed its present work, which is waited for only if `wait` says so.
+///
+/// Chunks stay where they are while a capture may bake their addresses into a graph: those of
+/// private lanes, of lanes in a capture scope, and of lanes whose stream is found to be captured.
 pub(crate) fn trim(lane: LaneRef, wait: Wait, turn: Turn) {
-    // What is only held up by unfinished work may become a free chunk.
     if lane.lock().is_none() {
         return;
     }
+    // What is only held up by unfinished work may become a free chunk.
     sweep(lane.cell, wait, turn);
-    {
+    let stream = {
         let Some(mut state) = lane.lock() else { return };
         state.heap.drain();
+        if !state.may_move() || state.free_chunks(0, 0).is_empty() {
+            return;
+        }
+        // The handle of a stream that is gone must not be asked about.
+        state.last.is_none().then(|| state.stream.clone())
+    };
+    if stream.is_some_and(|stream| is_captured(&stream)) {
+        return;
+    }
+    {
+        let Some(mut state) = lane.lock() else { return };
+        if !state.may_move() {
+            return;
+        }
         for key in state.free_chunks(0, 0) {
             state.retire_chunk(key);
         }
@@ -25,6 +43,11 @@ pub(crate) fn trim(lane: LaneRef, wait: Wait, turn: Turn) {
 }
 
 impl LaneState {
+    /// Whether chunks may leave their addresses, as far as the pool was told.
+    pub(super) fn may_move(&self) -> bool {
+        !self.is_private && self.diverted.is_none()
+    }
+
     /// Keys of the chunks that lie wholly in free space and outside of the slots
     /// [avoid_first, avoid_end), coldest first.
     pub(super) fn free_chunks(&self, avoid_first: u32, avoid_end: u32) -> Vec<u32> {
@@ -67,7 +90,7 @@ impl LaneState {
             mapping: placed.mapping,
             first_slot: placed.first_slot,
             slots: placed.slots,
-            gate: self.own_gate(),
+            gates: self.own_gates(),
         });
         self.device.limbo_grew(1);
     }
@@ -81,6 +104,7 @@ pub(crate) fn close(lane: LaneRef, gone: bool) {
     let gated = {
         let Some(mut state) = lane.lock() else { return };
         state.closing = true;
+        state.open_id = 0;
         let gated = (gone && state.stream.is_borrowed() && state.last.is_none())
             .then(|| (state.device.clone(), state.stream.clone()));
         state.busy += u32::from(gated.is_some());
@@ -133,9 +157,8 @@ fn tear_down(mut state: LaneState, device: &Device) {
     if mappings.is_empty() {
         return;
     }
-    let own = state.last.take().unwrap_or_else(|| record(device, state.stream.clone()));
-    let parked = parked.into_iter().flat_map(|parked| parked.into_gates());
-    let gates: Vec<_> = std::iter::once(own).chain(parked).collect();
+    let mut gates = state.own_gates();
+    gates.extend(parked.into_iter().flat_map(|parked| parked.into_gates()));
     device.leaving.add(device, mappings.into_iter(), gates);
     device.leaving.sweep(device, Wait::No, Turn::Requester);
 }

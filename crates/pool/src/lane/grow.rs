@@ -9,13 +9,15 @@ use vmm_heap::Miss;
 use vmm_sys::DriverError;
 
 use super::claim::{Claim, act, claim, hand_back, split};
+use super::gate::is_captured;
 use super::report::out_of_memory;
 use super::window::{Window, choose_window, runs};
 use super::{Lane, LaneState, Wait, sweep};
 use crate::buffer::Buffer;
+use crate::capture;
 use crate::device::{Device, Shortage};
 use crate::error::Error;
-use crate::growth::{self, Piece, Supply};
+use crate::growth::{self, Piece, Source, Supply};
 use crate::ladder::{Climb, Rung};
 use crate::region::Region;
 use crate::request::Request;
@@ -31,11 +33,24 @@ enum Planned {
     Reserve(Miss),
     /// Memory is missing.
     Short,
+    /// A chunk would move: only if the lane's stream is not being captured.
+    AskCapture,
+}
+
+/// Whether the lane's own free chunks may move to other addresses, for one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moves {
+    /// Not known: the driver is asked when a chunk is about to move.
+    Unasked,
+    Yes,
+    /// The lane's stream is being captured.
+    No,
 }
 
 enum Outcome {
     Done(Buffer),
     Reserve(Miss),
+    AskCapture,
     Short(Option<DriverError>),
 }
 
@@ -52,6 +67,9 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
     let device = &*lane.device;
     if device.driver.is_gone() {
         return Err(Error::DriverGone);
+    }
+    if let Some(private) = capture::diversion(lane)? {
+        return private.alloc_with(request);
     }
     let shelf_bytes = device.stock.lock().bytes();
     let served = climb_to_memory(lane, request);
@@ -71,12 +89,16 @@ fn climb_to_memory(
     let device = &*lane.device;
     let mut climb = Climb::new();
     let mut cause = None;
+    let mut moves = Moves::Unasked;
     for _ in 0..ROUNDS_MAX {
         sweep(lane.cell, Wait::No, Turn::Requester);
         device.leaving.sweep(device, Wait::No, Turn::Requester);
-        match attempt(lane, request, climb.rung())? {
+        match attempt(lane, request, climb.rung(), moves)? {
             Outcome::Done(buffer) => return Ok(Ok(buffer)),
             Outcome::Reserve(miss) => reserve(lane, &miss)?,
+            Outcome::AskCapture => {
+                moves = if is_captured(&lane.stream) { Moves::No } else { Moves::Yes };
+            }
             Outcome::Short(refusal) => {
                 cause = refusal.or(cause);
                 if !climb.next(device, lane.reference(), request) {
@@ -88,7 +110,7 @@ fn climb_to_memory(
     Ok(Err(cause))
 }
 
-fn attempt(lane: &Lane, request: &Request, rung: Rung) -> Result<Outcome, Error> {
+fn attempt(lane: &Lane, request: &Request, rung: Rung, moves: Moves) -> Result<Outcome, Error> {
     let mut claim = {
         let mut guard = lane.cell.lock();
         let state = lane.state(&mut guard)?;
@@ -98,10 +120,11 @@ fn attempt(lane: &Lane, request: &Request, rung: Rung) -> Result<Outcome, Error>
             }
             Err(miss) => miss,
         };
-        match plan(state, &lane.device, &miss, request, rung) {
+        match plan(state, &lane.device, &miss, request, rung, moves) {
             Planned::Claim(claim) => claim,
             Planned::Reserve(miss) => return Ok(Outcome::Reserve(miss)),
             Planned::Short => return Ok(Outcome::Short(None)),
+            Planned::AskCapture => return Ok(Outcome::AskCapture),
         }
     };
     match act(&lane.device, &mut claim) {
@@ -139,12 +162,14 @@ fn plan(
     miss: &Miss,
     request: &Request,
     rung: Rung,
+    moves: Moves,
 ) -> Planned {
     let slot_bytes = state.region.slot_bytes();
     let terms = Terms {
         create_slots: if rung == Rung::OwnOnly { 0 } else { device.room_bytes() / slot_bytes },
         with_stock: true,
         exact: rung != Rung::Create,
+        may_move: moves != Moves::No,
     };
     let (found, mut stock) = match survey(state, device, miss, request, terms) {
         Surveyed::Found(found, stock) => (found, stock),
@@ -152,6 +177,10 @@ fn plan(
         Surveyed::Short => return Planned::Short,
     };
     let Found { window, pieces, keys } = found;
+    let moving = pieces.iter().any(|piece| matches!(piece.source, Source::Free(_)));
+    if moving && moves == Moves::Unasked {
+        return Planned::AskCapture;
+    }
     let mut take = |slots: u32| stock.take(u64::from(slots) * slot_bytes);
     Planned::Claim(claim(state, miss, &window, &pieces, &keys, &mut take))
 }
@@ -165,6 +194,8 @@ pub(super) struct Terms {
     pub(super) with_stock: bool,
     /// Create no more than is missing.
     pub(super) exact: bool,
+    /// Whether the lane's own chunks may move to other addresses.
+    pub(super) may_move: bool,
 }
 
 /// Where a missing block would go, and what would bring memory there.
@@ -206,7 +237,8 @@ pub(super) fn survey<'a>(
     let needed = u64::from(window.missing_slots);
     let chunk_slots = (growth::chunk_bytes(&device.plan, peak_live) / slot_bytes) as u32;
     // Looked for only where they may be needed: it walks the whole heap.
-    let keys = if soft < needed + u64::from(chunk_slots) || terms.create_slots < needed {
+    let is_short = soft < needed + u64::from(chunk_slots) || terms.create_slots < needed;
+    let keys = if is_short && terms.may_move && state.may_move() {
         state.free_chunks(window.first_slot, window.end_slot)
     } else {
         Vec::new()
@@ -261,13 +293,15 @@ fn publish(lane: &Lane, claim: Claim, request: &Request) -> Outcome {
 /// Reserves more addresses: twice what the lane has, down to what the missing block needs.
 fn reserve(lane: &Lane, miss: &Miss) -> Result<(), Error> {
     let plan = &lane.device.plan;
-    let (hint, reserved) = {
+    let (hint, reserved, first) = {
         let mut guard = lane.cell.lock();
         let state = lane.state(&mut guard)?;
-        (state.region.next_address(), state.region.reserved_bytes())
+        // There may be many graphs, and each holds little.
+        let first = if state.is_private { plan.align_max_bytes * 32 } else { plan.reserve_bytes };
+        (state.region.next_address(), state.region.reserved_bytes(), first)
     };
     let min_bytes = miss.bytes.next_multiple_of(plan.granularity_bytes);
-    let wish = reserved.max(plan.reserve_bytes);
+    let wish = reserved.max(first);
     let align_bytes = plan.align_max_bytes;
     let range = Region::reserve(&lane.device.driver, min_bytes, wish, align_bytes, hint).map_err(
         |cause| match cause.is_out_of_addresses() {

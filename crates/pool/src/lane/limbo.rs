@@ -5,59 +5,12 @@
 //! pending; so a slow event never hides finished ones behind it, and no driver call is made under
 //! the lock. A gate that could not be asked keeps its entry.
 
-use std::sync::Arc;
+use vmm_sys::object::{Mapping, RelaxedCapture, Stream};
 
-use vmm_sys::object::{Event, Mapping, RelaxedCapture, Stream};
-use vmm_sys::{CaptureStatus, DeviceId, DriverResult, StreamId};
-
+use super::gate::{Asker, Gate, Pending, record};
 use super::{LaneCell, retire};
 use crate::device::Device;
 use crate::turn::Turn;
-
-/// The condition after which memory is free of its last users on one stream.
-#[derive(Clone, Debug)]
-pub(crate) enum Gate {
-    /// No event yet: the stream was being captured. Recorded at a later sweep, which only makes
-    /// the gate stricter.
-    Unrecorded(Stream),
-    /// Passes with this event.
-    Event(Arc<Recorded>),
-    /// Nothing to wait for.
-    Passed,
-}
-
-impl Gate {
-    /// Waits for what the gate stands for, in whatever way there is. A stream that is being captured
-    /// has no work of its own to wait for.
-    pub(crate) fn wait(&self) -> DriverResult<()> {
-        match self {
-            Gate::Passed => Ok(()),
-            Gate::Event(recorded) => recorded.wait(),
-            Gate::Unrecorded(stream) => match stream.capture_info().map(|info| info.status) {
-                Ok(CaptureStatus::Active | CaptureStatus::Invalidated) => Ok(()),
-                // A stream that cannot say is waited for: better a capture lost than memory.
-                Ok(CaptureStatus::None) | Err(_) => stream.synchronize(),
-            },
-        }
-    }
-}
-
-/// An event and the stream that it was recorded on, which can be waited for in its place.
-#[derive(Debug)]
-pub(crate) struct Recorded {
-    event: Event,
-    stream: Stream,
-}
-
-impl Recorded {
-    /// Waits for the event; if that cannot be, for all of its stream, unless that may be gone.
-    fn wait(&self) -> DriverResult<()> {
-        self.event.wait().or_else(|error| match self.stream.is_borrowed() {
-            true => Err(error),
-            false => self.stream.synchronize(),
-        })
-    }
-}
 
 /// A freed block that other streams used.
 #[derive(Debug)]
@@ -73,7 +26,7 @@ pub(crate) struct Retired {
     pub(crate) mapping: Mapping,
     pub(crate) first_slot: u32,
     pub(crate) slots: u32,
-    pub(crate) gate: Gate,
+    pub(crate) gates: Vec<Gate>,
 }
 
 /// What a lane has in limbo.
@@ -101,39 +54,7 @@ impl Limbo {
 
     fn gates(&self) -> impl Iterator<Item = &Gate> {
         let parked = self.parked.iter().flat_map(|entry| &entry.gates);
-        parked.chain(self.retired.iter().map(|entry| &entry.gate))
-    }
-}
-
-/// Events that something waits for, each once.
-#[derive(Default)]
-pub(crate) struct Pending(Vec<Arc<Recorded>>);
-
-impl Pending {
-    pub(crate) fn of<'a>(gates: impl Iterator<Item = &'a Gate>) -> Pending {
-        let mut pending: Vec<Arc<Recorded>> = Vec::new();
-        for gate in gates {
-            if let Gate::Event(recorded) = gate
-                && !pending.iter().any(|known| Arc::ptr_eq(known, recorded))
-            {
-                pending.push(recorded.clone());
-            }
-        }
-        Pending(pending)
-    }
-
-    /// Waits for all of them. Returns whether there was anything to wait for.
-    pub(crate) fn wait(&self, device: &Device) -> bool {
-        if self.0.is_empty() {
-            return false;
-        }
-        let Ok(_relaxed) = RelaxedCapture::enter(&device.driver) else { return false };
-        for recorded in &self.0 {
-            if let Err(error) = recorded.event.wait() {
-                tracing::debug!(%error, "a gate could not be waited for; its memory stays");
-            }
-        }
-        true
+        parked.chain(self.retired.iter().flat_map(|entry| &entry.gates))
     }
 }
 
@@ -206,83 +127,6 @@ fn park(cell: &'static LaneCell, device: &Device, offset: u64, bytes: u64, strea
     }
 }
 
-/// A gate behind what is enqueued on `stream` now.
-pub(super) fn record(device: &Device, stream: Stream) -> Gate {
-    match device.gate(&stream) {
-        Ok(Some(event)) => Gate::Event(Arc::new(Recorded { event, stream })),
-        Ok(None) => Gate::Unrecorded(stream),
-        Err(error) => {
-            tracing::debug!(%error, ?stream, "a gate could not be recorded; tried again later");
-            Gate::Unrecorded(stream)
-        }
-    }
-}
-
-/// One pass over gates, in relaxed capture mode: records once a stream, asks each event once.
-pub(crate) struct Asker<'a> {
-    device: &'a Device,
-    recorded: Vec<((DeviceId, StreamId), Gate)>,
-    /// Answers, with the events themselves: an event that is kept cannot leave its place in
-    /// memory to a younger one, which would then inherit the answer.
-    asked: Vec<(Arc<Recorded>, bool)>,
-}
-
-impl<'a> Asker<'a> {
-    pub(crate) fn new(device: &'a Device) -> Asker<'a> {
-        Asker { device, recorded: Vec::new(), asked: Vec::new() }
-    }
-
-    /// Whether the gate has passed, after recording it if that was still to be done.
-    pub(crate) fn ask(&mut self, gate: &mut Gate) -> bool {
-        if let Gate::Unrecorded(stream) = gate {
-            // Legacy streams of two devices may share an identity.
-            let key = (stream.device(), stream.id());
-            let known = self.recorded.iter().find(|(known, _)| *known == key);
-            let now = match known {
-                Some((_, gate)) => gate.clone(),
-                None => {
-                    let now = record(self.device, stream.clone());
-                    self.recorded.push((key, now.clone()));
-                    now
-                }
-            };
-            *gate = now;
-        }
-        let passed = match gate {
-            Gate::Passed => true,
-            Gate::Unrecorded(_) => false,
-            Gate::Event(event) => self.passed(event),
-        };
-        if passed {
-            *gate = Gate::Passed;
-        }
-        passed
-    }
-
-    fn passed(&mut self, recorded: &Arc<Recorded>) -> bool {
-        let known = self.asked.iter().find(|(known, _)| Arc::ptr_eq(known, recorded));
-        if let Some((_, passed)) = known {
-            return *passed;
-        }
-        let passed = recorded.event.passed().unwrap_or_else(|error| {
-            tracing::debug!(%error, "a gate could not be asked; its memory stays in limbo");
-            false
-        });
-        self.asked.push((recorded.clone(), passed));
-        passed
-    }
-
-    /// Events that nobody waits for any more can be recorded again.
-    pub(crate) fn finish(mut self) {
-        self.recorded.clear();
-        for (recorded, passed) in self.asked {
-            if passed && let Some(recorded) = Arc::into_inner(recorded) {
-                self.device.spare(recorded.event);
-            }
-        }
-    }
-}
-
 /// Brings back what has passed its gates; with [`Wait::Yes`], everything that is in limbo now.
 /// Returns whether anything came back.
 ///
@@ -338,7 +182,8 @@ fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {
                 !entry.gates.is_empty()
             });
             for mut entry in retired {
-                if !asker.ask(&mut entry.gate) {
+                entry.gates.retain_mut(|gate| !asker.ask(gate));
+                if !entry.gates.is_empty() {
                     kept.push(entry);
                     continue;
                 }
@@ -357,7 +202,7 @@ fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {
 }
 
 fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Retired> {
-    let Retired { mapping, first_slot, slots, gate } = entry;
+    let Retired { mapping, first_slot, slots, gates } = entry;
     match turn.with(|| mapping.unmap()) {
         Ok(chunk) => {
             device.settle(chunk, turn);
@@ -365,7 +210,7 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
         }
         Err((mapping, error)) => {
             tracing::warn!(%error, "a retired mapping could not be unmapped; tried again later");
-            Err(Retired { mapping, first_slot, slots, gate })
+            Err(Retired { mapping, first_slot, slots, gates })
         }
     }
 }

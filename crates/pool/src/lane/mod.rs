@@ -9,6 +9,8 @@
 
 mod claim;
 mod close;
+mod divert;
+mod gate;
 mod grow;
 mod limbo;
 mod marks;
@@ -29,7 +31,9 @@ use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, process};
 
 pub(crate) use close::{close, retire, trim};
-pub(crate) use limbo::{Asker, Gate, Pending, Wait, free_special, sweep};
+pub(crate) use divert::undivert;
+pub(crate) use gate::{Asker, Gate, Pending};
+pub(crate) use limbo::{Wait, free_special, sweep};
 
 use crate::buffer::{Buffer, Home};
 use crate::config::Plan;
@@ -101,6 +105,15 @@ pub(crate) struct LaneState {
     drained_tick: u64,
     /// No further allocations; the lane retires with its last buffer.
     pub(crate) closing: bool,
+    /// The lane's number while its heap serves requests: 0 once it is closing, and while a capture
+    /// scope diverts them. The one thing that a warm request looks at.
+    open_id: u64,
+    /// The private lane that a capture scope sends the requests to.
+    diverted: Option<LaneRef>,
+    /// The memory is kept for captured graphs: it stays where it is until they are gone.
+    pub(crate) is_private: bool,
+    /// What memory waits for beside the lane's stream: launches of graphs that are gone.
+    pub(crate) launches: Vec<Gate>,
     /// Threads that are at the driver for this lane, its lock released meanwhile.
     pub(crate) busy: u32,
     /// Blocks that a free by address must not take as they are.
@@ -166,6 +179,10 @@ impl LaneCell {
             last: None,
             drained_tick: 0,
             closing: false,
+            open_id: id,
+            diverted: None,
+            is_private: false,
+            launches: Vec::new(),
             busy: 0,
             marks: if home.special { Marks::of_one_thread() } else { Marks::default() },
             is_listed: false,
@@ -253,9 +270,11 @@ impl LaneState {
         Ok(self.stream.id() != stream.id() || self.stream.device() != stream.device())
     }
 
-    /// The gate behind everything enqueued on the lane's stream until it is recorded.
-    pub(crate) fn own_gate(&self) -> Gate {
-        self.last.clone().unwrap_or_else(|| Gate::Unrecorded(self.stream.clone()))
+    /// The gates behind all that may use the lane's free memory until they are recorded.
+    pub(crate) fn own_gates(&self) -> Vec<Gate> {
+        let last = self.last.clone();
+        let own = last.unwrap_or_else(|| Gate::Unrecorded(self.stream.clone()));
+        std::iter::once(own).chain(self.launches.iter().cloned()).collect()
     }
 
     #[inline]
@@ -275,7 +294,7 @@ pub struct Lane {
     device: Arc<Device>,
     stream: Stream,
     /// Keeps the pool, and so the lane, open.
-    _pool: Arc<PoolInner>,
+    pool: Arc<PoolInner>,
 }
 
 impl Lane {
@@ -285,7 +304,7 @@ impl Lane {
         stream: Stream,
         pool: Arc<PoolInner>,
     ) -> Lane {
-        Lane { cell, id, device, stream, _pool: pool }
+        Lane { cell, id, device, stream, pool }
     }
 
     /// `bytes` of memory of the lane's device, usable by work enqueued on the lane's stream from
@@ -328,15 +347,18 @@ impl Lane {
         }
         {
             let mut guard = self.cell.lock();
-            let state = self.state(&mut guard)?;
-            if let Ok(block) = state.heap.alloc(request.bytes(), request.align_bytes()) {
+            if let Some(state) = guard.as_mut()
+                && state.open_id == self.id
+                && let Ok(block) = state.heap.alloc(request.bytes(), request.align_bytes())
+            {
                 return Ok(state.hand_out(self.cell, block, request.bytes()));
             }
         }
         grow::alloc_cold(self, request)
     }
 
-    /// This lane in its shell, unless it was closed.
+    /// This lane in its shell, unless it was closed. Requests of a lane that is diverted do not
+    /// come here, unless they began before.
     #[inline]
     fn state<'a>(&self, guard: &'a mut LaneGuard<'_>) -> Result<&'a mut LaneState, Error> {
         match guard.as_mut() {
@@ -360,7 +382,7 @@ impl Lane {
         self.reference().lock().map_or(0, |state| state.heap.largest_free_bytes())
     }
 
-    fn reference(&self) -> LaneRef {
+    pub(crate) fn reference(&self) -> LaneRef {
         LaneRef { cell: self.cell, id: self.id }
     }
 }

@@ -14,6 +14,7 @@ use vmm_sys::{DeviceId, StreamHandle, StreamId, process};
 use super::marks::Mark;
 use super::{Lane, LaneCell, LaneState, free_special, grow, retire};
 use crate::buffer::Buffer;
+use crate::capture;
 use crate::directory;
 use crate::error::Error;
 use crate::request::Request;
@@ -79,7 +80,7 @@ impl Lane {
         }
         let mut guard = self.cell.lock();
         let state = guard.as_mut()?;
-        if state.id != self.id || state.closing || !state.is_listed {
+        if state.open_id != self.id || !state.is_listed {
             return None;
         }
         let block = state.heap.alloc(request.bytes(), request.align_bytes()).ok()?;
@@ -98,6 +99,9 @@ impl Lane {
         if process::is_forked_child() {
             // Before any lock: another thread may have held it when the process forked.
             return Err(Error::DriverGone);
+        }
+        if let Some(private) = capture::diversion(self)? {
+            return private.alloc_raw_with(&request);
         }
         {
             let mut guard = self.cell.lock();

@@ -80,11 +80,16 @@ fn would_serve(state: &mut LaneState, device: &Device, request: &Request, room_b
     let shelf = device.stock.lock().bytes() / slot_bytes;
     [
         // Own chunks and the stock as it is.
-        Terms { create_slots: 0, with_stock: true, exact: true },
+        Terms { create_slots: 0, with_stock: true, exact: true, may_move: true },
         // And new memory.
-        Terms { create_slots: room, with_stock: true, exact: true },
+        Terms { create_slots: room, with_stock: true, exact: true, may_move: true },
         // The stock given back, its bytes made anew.
-        Terms { create_slots: room.saturating_add(shelf), with_stock: false, exact: true },
+        Terms {
+            create_slots: room.saturating_add(shelf),
+            with_stock: false,
+            exact: true,
+            may_move: true,
+        },
     ]
     .into_iter()
     .any(|terms| matches!(survey(state, device, &miss, request, terms), Surveyed::Found(..)))

@@ -167,12 +167,19 @@ impl Stream {
         self.0.thread.as_ref().is_some_and(ThreadKey::has_ended)
     }
 
-    /// Whether its owner may destroy it while this object lives: it was taken from a raw handle, and
-    /// nothing was given that keeps it alive.
+    /// Whether its owner may destroy it while this object lives: it was taken from a raw handle,
+    /// and nothing was given that keeps it alive.
     pub fn is_borrowed(&self) -> bool {
         let inner = &self.0;
         let lasting = inner.owned || inner._keep.is_some() || inner.thread.is_some();
         !lasting && !self.is_legacy()
+    }
+
+    /// Whether the legacy stream of its device may be ordered with this stream, in both directions.
+    /// A borrowed stream's flags are not known.
+    pub fn may_follow_legacy(&self) -> bool {
+        // Those made by `Stream::create` are non-blocking.
+        !self.0.owned
     }
 
     /// The handle that stands for this stream in calls of the calling thread.

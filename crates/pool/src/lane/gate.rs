@@ -1,0 +1,203 @@
+//! Gates: the conditions after which memory is free of its last users.
+//!
+//! A gate is an event recorded after them. No event is recorded on a stream that is being captured:
+//! it would become part of the graph and die with it. Then the gate waits unrecorded.
+
+use std::sync::Arc;
+
+use vmm_sys::object::{Event, RelaxedCapture, Stream};
+use vmm_sys::{CaptureStatus, DeviceId, DriverError, DriverResult, ResultCode, StreamId};
+
+use crate::device::Device;
+
+/// The condition after which memory is free of its last users on one stream.
+#[derive(Clone, Debug)]
+pub(crate) enum Gate {
+    /// No event yet, or one that a capture took. Recorded at a later sweep, which only makes the
+    /// gate stricter.
+    Unrecorded(Stream),
+    /// Passes with this event.
+    Event(Arc<Recorded>),
+    /// Nothing to wait for.
+    Passed,
+}
+
+impl Gate {
+    /// Waits for what the gate stands for, in whatever way there is. A stream that is being
+    /// captured has no work of its own to wait for.
+    pub(crate) fn wait(&self) -> DriverResult<()> {
+        match self {
+            Gate::Passed => Ok(()),
+            Gate::Event(recorded) => recorded.wait(),
+            Gate::Unrecorded(stream) => match stream.capture_info().map(|info| info.status) {
+                Ok(CaptureStatus::Active | CaptureStatus::Invalidated) => Ok(()),
+                // To wait would be refused, and spoil the capture.
+                Err(error) if is_implicit(&error) => Err(error),
+                // A stream that cannot say is waited for: better a capture lost than memory.
+                Ok(CaptureStatus::None) | Err(_) => stream.synchronize(),
+            },
+        }
+    }
+}
+
+/// Whether the legacy stream was asked about, and a stream that it is ordered with is captured.
+fn is_implicit(error: &DriverError) -> bool {
+    error.code() == ResultCode::STREAM_CAPTURE_IMPLICIT
+}
+
+/// An event and the stream that it was recorded on, which can be waited for in its place.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    event: Event,
+    stream: Stream,
+}
+
+impl Recorded {
+    /// Waits for the event; if that cannot be, for all of its stream, unless that may be gone.
+    fn wait(&self) -> DriverResult<()> {
+        self.event.wait().or_else(|error| match self.stream.is_borrowed() {
+            true => Err(error),
+            false => self.stream.synchronize(),
+        })
+    }
+}
+
+/// Events that something waits for, each once.
+#[derive(Default)]
+pub(crate) struct Pending(Vec<Arc<Recorded>>);
+
+impl Pending {
+    pub(crate) fn of<'a>(gates: impl Iterator<Item = &'a Gate>) -> Pending {
+        let mut pending: Vec<Arc<Recorded>> = Vec::new();
+        for gate in gates {
+            if let Gate::Event(recorded) = gate
+                && !pending.iter().any(|known| Arc::ptr_eq(known, recorded))
+            {
+                pending.push(recorded.clone());
+            }
+        }
+        Pending(pending)
+    }
+
+    /// Waits for all of them. Returns whether there was anything to wait for.
+    pub(crate) fn wait(&self, device: &Device) -> bool {
+        if self.0.is_empty() {
+            return false;
+        }
+        let Ok(_relaxed) = RelaxedCapture::enter(&device.driver) else { return false };
+        for recorded in &self.0 {
+            if let Err(error) = recorded.event.wait() {
+                tracing::debug!(%error, "a gate could not be waited for; its memory stays");
+            }
+        }
+        true
+    }
+}
+
+/// A gate behind what is enqueued on `stream` now.
+pub(super) fn record(device: &Device, stream: Stream) -> Gate {
+    match device.gate(&stream) {
+        Ok(Some(event)) => Gate::Event(Arc::new(Recorded { event, stream })),
+        Ok(None) => Gate::Unrecorded(stream),
+        Err(error) => {
+            tracing::debug!(%error, ?stream, "a gate could not be recorded; tried again later");
+            Gate::Unrecorded(stream)
+        }
+    }
+}
+
+/// Whether a stream is being captured, as far as this thread can tell.
+pub(super) fn is_captured(stream: &Stream) -> bool {
+    match stream.capture_info() {
+        Ok(info) => info.status != CaptureStatus::None,
+        // Of another thread's own stream it can only be told that some such stream is captured.
+        Err(error) => error.code() == ResultCode::STREAM_CAPTURE_IMPLICIT && stream.is_per_thread(),
+    }
+}
+
+/// One pass over gates, in relaxed capture mode: records once a stream, asks each event once.
+pub(crate) struct Asker<'a> {
+    device: &'a Device,
+    recorded: Vec<((DeviceId, StreamId), Gate)>,
+    /// Answers, with the events themselves: an event that is kept cannot leave its place in
+    /// memory to a younger one, which would then inherit the answer.
+    asked: Vec<(Arc<Recorded>, Answer)>,
+}
+
+/// What an event says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Passed,
+    Pending,
+    /// The event stands for nothing: a capture began on its stream as it was recorded, and took it.
+    Lost,
+}
+
+/// Whether an event says that it was recorded in a capture, which is going on or over.
+fn is_lost(error: &DriverError) -> bool {
+    [ResultCode::CAPTURED_EVENT, ResultCode::INVALID_VALUE].contains(&error.code())
+}
+
+impl<'a> Asker<'a> {
+    pub(crate) fn new(device: &'a Device) -> Asker<'a> {
+        Asker { device, recorded: Vec::new(), asked: Vec::new() }
+    }
+
+    /// Whether the gate has passed, after recording it if that was still to be done.
+    pub(crate) fn ask(&mut self, gate: &mut Gate) -> bool {
+        if let Gate::Unrecorded(stream) = gate {
+            // Legacy streams of two devices may share an identity.
+            let key = (stream.device(), stream.id());
+            let known = self.recorded.iter().find(|(known, _)| *known == key);
+            let now = match known {
+                Some((_, gate)) => gate.clone(),
+                None => {
+                    let now = record(self.device, stream.clone());
+                    self.recorded.push((key, now.clone()));
+                    now
+                }
+            };
+            *gate = now;
+        }
+        let answer = match gate {
+            Gate::Passed => Answer::Passed,
+            Gate::Unrecorded(_) => Answer::Pending,
+            Gate::Event(recorded) => self.answer(recorded),
+        };
+        match (answer, &*gate) {
+            (Answer::Passed, _) => *gate = Gate::Passed,
+            (Answer::Lost, Gate::Event(it)) => *gate = Gate::Unrecorded(it.stream.clone()),
+            _ => {}
+        }
+        answer == Answer::Passed
+    }
+
+    fn answer(&mut self, recorded: &Arc<Recorded>) -> Answer {
+        let known = self.asked.iter().find(|(known, _)| Arc::ptr_eq(known, recorded));
+        if let Some((_, answer)) = known {
+            return *answer;
+        }
+        let answer = match recorded.event.passed() {
+            Ok(true) => Answer::Passed,
+            Ok(false) => Answer::Pending,
+            Err(error) => {
+                tracing::debug!(%error, "a gate could not be asked; its memory stays in limbo");
+                if is_lost(&error) { Answer::Lost } else { Answer::Pending }
+            }
+        };
+        self.asked.push((recorded.clone(), answer));
+        answer
+    }
+
+    /// Events that nobody waits for any more can be recorded again.
+    pub(crate) fn finish(mut self) {
+        self.recorded.clear();
+        for (recorded, answer) in self.asked {
+            if answer == Answer::Passed
+                && let Some(recorded) = Arc::into_inner(recorded)
+            {
+                self.device.spare(recorded.event);
+            }
+        }
+    }
+}
