@@ -34,6 +34,10 @@ pub enum Action {
     Busy { stream: u32, us: u64 },
     /// Gives everything idle on a device back.
     Trim { device: u32 },
+    /// Gives back what was idle for so long, in milliseconds.
+    TrimIdle { device: u32, ms: u64 },
+    /// Time passes, in milliseconds.
+    Later { ms: u64 },
     /// Makes chunks ahead of need, in bytes.
     Prefill { device: u32, bytes: u64 },
     /// Declares a stream's lane closed. The next allocation on the stream opens a new one.
@@ -70,6 +74,8 @@ impl fmt::Display for Action {
             Action::Release { stream } => write!(f, "release s{stream}"),
             Action::Busy { stream, us } => write!(f, "busy s{stream} {us}"),
             Action::Trim { device } => write!(f, "trim d{device}"),
+            Action::TrimIdle { device, ms } => write!(f, "trim-idle d{device} {ms}"),
+            Action::Later { ms } => write!(f, "later {ms}"),
             Action::Prefill { device, bytes } => write!(f, "prefill d{device} {bytes}"),
             Action::CloseLane { stream } => write!(f, "close-lane s{stream}"),
             Action::Capture { device } => write!(f, "capture d{device}"),
@@ -110,6 +116,8 @@ impl FromStr for Action {
             "release" => Action::Release { stream: words.named('s')? },
             "busy" => Action::Busy { stream: words.named('s')?, us: words.number()? },
             "trim" => Action::Trim { device: words.named('d')? },
+            "trim-idle" => Action::TrimIdle { device: words.named('d')?, ms: words.number()? },
+            "later" => Action::Later { ms: words.number()? },
             "prefill" => Action::Prefill { device: words.named('d')?, bytes: words.number()? },
             "close-lane" => Action::CloseLane { stream: words.named('s')? },
             "capture" => Action::Capture { device: words.named('d')? },

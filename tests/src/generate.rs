@@ -67,6 +67,7 @@ fn setup(profile: Profile, rng: &mut Rng) -> Setup {
         stock_low_bytes,
         stock_high_bytes: rng.chance(200).then_some(high_bytes),
         background: profile == Profile::Background,
+        idle_lane_ms: rng.pick(&[None, Some(1), Some(100)]),
     }
 }
 
@@ -90,6 +91,8 @@ enum Kind {
     Release,
     Busy,
     Trim,
+    TrimIdle,
+    Later,
     Prefill,
     CloseLane,
     Capture,
@@ -111,6 +114,8 @@ const KINDS: &[(u64, Kind)] = &[
     (50, Kind::Release),
     (30, Kind::Busy),
     (25, Kind::Trim),
+    (10, Kind::TrimIdle),
+    (40, Kind::Later),
     (10, Kind::Prefill),
     (10, Kind::CloseLane),
     (6, Kind::ResetPeaks),
@@ -207,6 +212,11 @@ impl Generator {
                 Action::Busy { stream: self.some_stream(), us }
             }
             Kind::Trim => Action::Trim { device: self.device() },
+            Kind::TrimIdle => {
+                let ms = self.rng.pick(&[0, 30, 100, 1000]);
+                Action::TrimIdle { device: self.device(), ms }
+            }
+            Kind::Later => Action::Later { ms: self.rng.pick(&[1, 20, 60, 300]) },
             Kind::Prefill => {
                 let bytes = 1 + self.rng.below(40 * MIB);
                 Action::Prefill { device: self.device(), bytes }

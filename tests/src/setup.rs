@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use vmm_pool::{ChunkSize, Error, Placement, Pool};
@@ -34,7 +36,12 @@ pub struct Setup {
     pub stock_high_bytes: Option<u64>,
     /// Whether the pool has its background thread. Then a run does not repeat exactly.
     pub background: bool,
+    /// After which time of the run's own clock a lane is idle, in milliseconds; `None` is off.
+    pub idle_lane_ms: Option<u64>,
 }
+
+/// The time of a run, in milliseconds: it passes when the script says so.
+pub type RunClock = Arc<AtomicU64>;
 
 impl Default for Setup {
     fn default() -> Setup {
@@ -50,6 +57,7 @@ impl Default for Setup {
             stock_low_bytes: 0,
             stock_high_bytes: None,
             background: false,
+            idle_lane_ms: None,
         }
     }
 }
@@ -71,13 +79,16 @@ impl Setup {
     ///
     /// # Errors
     /// The pool's.
-    pub fn build_pool(&self, machine: &Machine) -> Result<Pool, Error> {
+    pub fn build_pool(&self, machine: &Machine, clock: &RunClock) -> Result<Pool, Error> {
+        let clock = clock.clone();
         let mut builder = Pool::builder(machine.driver().clone())
             .chunk(self.chunk_bytes.map_or(ChunkSize::Auto, ChunkSize::Fixed))
             .placement(self.placement)
             .soft_limit(self.soft_limit)
             .stock_marks(self.stock_low_bytes, self.stock_high_bytes.unwrap_or(u64::MAX))
-            .background(self.background);
+            .background(self.background)
+            .idle_lane_ms(self.idle_lane_ms)
+            .clock(move || Duration::from_millis(clock.load(Ordering::Relaxed)));
         for device in 0..self.devices {
             builder = builder.device(DeviceId(device));
         }
@@ -109,7 +120,7 @@ impl fmt::Display for Setup {
         write!(
             f,
             "setup devices={} granularity={} device={} time={} chunk={} placement={placement} \
-             soft={} limit={} low={} high={} background={}",
+             soft={} limit={} low={} high={} background={} idle={}",
             self.devices,
             self.granularity_bytes,
             self.device_bytes,
@@ -120,6 +131,7 @@ impl fmt::Display for Setup {
             self.stock_low_bytes,
             Or(self.stock_high_bytes, "none"),
             if self.background { "on" } else { "off" },
+            Or(self.idle_lane_ms, "off"),
         )
     }
 }
@@ -173,6 +185,7 @@ impl FromStr for Setup {
                 "background" => {
                     setup.background = choice(name, word, &[("on", true), ("off", false)])?;
                 }
+                "idle" => setup.idle_lane_ms = optional(name, word, "off")?,
                 other => return Err(format!("setup: no such name: \"{other}\"")),
             }
         }
@@ -198,6 +211,7 @@ mod tests {
             stock_low_bytes: 5,
             stock_high_bytes: Some(9),
             background: true,
+            idle_lane_ms: Some(250),
         };
         for setup in [Setup::default(), other] {
             assert_eq!(setup.to_string().parse(), Ok(setup));

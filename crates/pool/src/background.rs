@@ -1,4 +1,5 @@
-//! The thread that keeps the stock's marks and retires old mappings, so that requests need not.
+//! The thread that keeps the stock's marks, retires old mappings and empties idle lanes, so that
+//! requests need not.
 //!
 //! It makes one driver call at a time and lets requesters go first. If it cannot be started, or
 //! dies, requests do the work themselves.
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::device::Device;
+use crate::idle;
 use crate::lane::{Wait, sweep};
 use crate::turn::Turn;
 
@@ -83,11 +85,28 @@ impl Drop for Ended<'_> {
     }
 }
 
+/// The devices of the thread. While it lives, requests leave its work to it.
+struct Watched(Vec<Arc<Device>>);
+
+impl Watched {
+    fn new(devices: Vec<Arc<Device>>) -> Watched {
+        devices.iter().for_each(|device| device.watch.keep(true));
+        Watched(devices)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|device| device.watch.keep(false));
+    }
+}
+
 fn run(devices: Vec<Arc<Device>>, signal: &Signal) {
     let _ended = Ended(signal);
-    // Moved in after the guard, so that it is dropped before: whoever waits for the end finds
-    // that this thread holds nothing of the devices any more.
-    let devices = devices;
+    // Made after the guard, so that it is dropped before: whoever waits for the end finds that
+    // this thread holds nothing of the devices any more.
+    let watched = Watched::new(devices);
+    let devices = &watched.0;
     let stopped = || signal.flags.lock().stop;
     loop {
         {
@@ -99,7 +118,7 @@ fn run(devices: Vec<Arc<Device>>, signal: &Signal) {
             let period = if busy { BUSY_PERIOD } else { IDLE_PERIOD };
             signal.changed.wait_for(&mut flags, period);
         }
-        for device in &devices {
+        for device in devices {
             if stopped() || device.driver.is_gone() {
                 return;
             }
@@ -120,6 +139,7 @@ fn serve(device: &Device, stopped: &dyn Fn() -> bool) {
         }
         device.leaving.sweep(device, Wait::No, Turn::Background);
     }
+    idle::look(device, stopped);
     let (low, high) = (device.plan.stock_low_bytes, device.plan.stock_high_bytes);
     if let Err(shortage) = device.stock_up(low, high, Turn::Background, stopped) {
         // No memory to be had now; the next period asks again.

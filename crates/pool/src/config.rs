@@ -14,6 +14,10 @@ use crate::error::Error;
 use crate::trace::Recorder;
 use crate::turn::Turn;
 
+/// A lane that rested so long is emptied: longer than the pauses of work that goes on (a step, a
+/// checkpoint, a quiet moment of a server), and so long that bringing everything back, some 30 us a
+/// chunk, is lost in it. Allocators of host memory take the same time to let go of pages.
+const IDLE_LANE_MS: u64 = 10_000;
 /// Smallest and largest growth chunk that [`ChunkSize::Auto`] chooses.
 const AUTO_CHUNK_MIN_BYTES: u64 = 2 << 20;
 const AUTO_CHUNK_MAX_BYTES: u64 = 32 << 20;
@@ -43,6 +47,7 @@ pub(crate) struct Settings {
     pub(crate) stock_low_bytes: u64,
     pub(crate) stock_high_bytes: u64,
     pub(crate) background: bool,
+    pub(crate) idle_lane_ms: Option<u64>,
     /// Where to record what the pool is asked.
     pub(crate) trace: Option<PathBuf>,
     /// Settings that came out of the environment.
@@ -69,6 +74,7 @@ impl Default for Settings {
             stock_low_bytes: 0,
             stock_high_bytes: u64::MAX,
             background: true,
+            idle_lane_ms: Some(IDLE_LANE_MS),
             trace: None,
             origins: Vec::new(),
         }
@@ -92,6 +98,8 @@ pub(crate) struct Plan {
     pub(crate) limit_bytes: u64,
     pub(crate) stock_low_bytes: u64,
     pub(crate) stock_high_bytes: u64,
+    /// After which time without use a lane is emptied for others.
+    pub(crate) idle_lane_ms: Option<u64>,
     /// What a lane reserves first; it is extended by need.
     pub(crate) reserve_bytes: u64,
     /// Largest alignment a request may ask for: every range starts at a multiple of it.
@@ -120,12 +128,13 @@ impl Settings {
             ChunkSize::Fixed(bytes) => bytes.to_string(),
         };
         format!(
-            "chunk {chunk}, placement {}, soft limit {}, limit {}, stock {} to {}",
+            "chunk {chunk}, placement {}, soft limit {}, limit {}, stock {} to {}, idle lanes {}",
             text::placement_name(self.placement),
             self.soft_limit.map_or("off".to_owned(), |fraction| fraction.to_string()),
             off(self.limit_bytes),
             self.stock_low_bytes,
             off(Some(self.stock_high_bytes).filter(|bytes| *bytes != u64::MAX)),
+            self.idle_lane_ms.map_or("off".to_owned(), |ms| format!("{ms} ms")),
         )
     }
 
@@ -170,6 +179,10 @@ impl Settings {
             let expected = format!("at most the high mark, {} bytes", self.stock_high_bytes);
             return Err(Self::refuse("low mark of the stock", self.stock_low_bytes, expected));
         }
+        if self.idle_lane_ms == Some(0) {
+            let expected = "at least 1 millisecond, or off";
+            return Err(Self::refuse("time of an idle lane", 0, expected.into()));
+        }
         let (chunk_min_bytes, chunk_max_bytes) = self.chunk_bounds(granularity_bytes)?;
         // Advice only: a device that cannot say its size can still be used (its limit is what the
         // driver refuses).
@@ -202,6 +215,7 @@ impl Settings {
             // The limit may have been rounded down.
             stock_low_bytes: self.stock_low_bytes.min(limit_bytes),
             stock_high_bytes: self.stock_high_bytes,
+            idle_lane_ms: self.idle_lane_ms,
             // A quarter of the device, so that hundreds of lanes fit in the 128 TiB of addresses.
             reserve_bytes: (total_bytes / 4).next_power_of_two().max(align_max_bytes),
             align_max_bytes,

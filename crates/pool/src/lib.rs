@@ -40,6 +40,7 @@ mod device;
 mod directory;
 mod error;
 mod growth;
+mod idle;
 mod ladder;
 mod lane;
 mod lanes;

@@ -1,16 +1,19 @@
-//! [`Pool`]: the façade, and the builder that validates once.
+//! [`Pool`]: the façade. [`PoolBuilder`] validates its settings once.
+
+mod builder;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, Driver};
 
+pub use builder::PoolBuilder;
+
 use crate::background::Background;
-use crate::budget::Budget;
-use crate::config::{ChunkSize, Placement, Settings};
 use crate::device::{Device, Shortage};
 use crate::error::Error;
-use crate::ladder::{self, Callback};
+use crate::idle;
 use crate::lane::{self, Lane, LaneCell, Wait};
 use crate::lanes::{LaneRef, Lanes};
 use crate::out_of_memory::{Asked, OutOfMemory};
@@ -38,134 +41,6 @@ pub(crate) struct PoolInner {
 impl PoolInner {
     pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
         self.recorder.as_ref()
-    }
-}
-
-/// Settings of a pool; see [`Pool::builder`].
-#[derive(Clone, Debug)]
-pub struct PoolBuilder {
-    driver: Arc<dyn Driver>,
-    settings: Settings,
-    budgets: Vec<(DeviceId, Budget)>,
-    callbacks: Vec<Callback>,
-}
-
-impl PoolBuilder {
-    /// Adds a device. Without any, the pool manages device 0. Devices not named are never touched.
-    pub fn device(mut self, device: DeviceId) -> Self {
-        if !self.settings.devices.contains(&device) {
-            self.settings.devices.push(device);
-        }
-        self
-    }
-
-    /// How large the chunks are that lanes grow by. Default: [`ChunkSize::Auto`].
-    pub fn chunk(mut self, chunk: ChunkSize) -> Self {
-        self.settings.chunk = chunk;
-        self
-    }
-
-    /// How large blocks are placed. Default: first fit by address, the denser one.
-    pub fn placement(mut self, placement: Placement) -> Self {
-        self.settings.placement = placement;
-        self
-    }
-
-    /// While a lane holds at most (1 + this) x its peak live bytes it takes new memory; beyond, it
-    /// reuses its own free chunks first. `None` is off: then a warm lane never calls the driver.
-    /// Default: 0.01.
-    pub fn soft_limit(mut self, fraction: Option<f64>) -> Self {
-        self.settings.soft_limit = fraction;
-        self
-    }
-
-    /// The most physical memory the pool may own on each device, in bytes; rounded down to the
-    /// granularity. Default: none.
-    pub fn limit_bytes(mut self, bytes: u64) -> Self {
-        self.settings.limit_bytes = Some(bytes);
-        self
-    }
-
-    /// The marks of each device's stock, in bytes. Below `low` the background thread makes chunks
-    /// ahead of need; above `high` chunks that come back are released. Default: 0 and no end.
-    pub fn stock_marks(mut self, low_bytes: u64, high_bytes: u64) -> Self {
-        self.settings.stock_low_bytes = low_bytes;
-        self.settings.stock_high_bytes = high_bytes;
-        self
-    }
-
-    /// Whether a thread keeps the marks and retires old mappings in the background. Without it,
-    /// requests do that work when they come. Default: true.
-    pub fn background(mut self, on: bool) -> Self {
-        self.settings.background = on;
-        self
-    }
-
-    /// Memory of `device` counts against `budget` too, which other pools may share. The last one
-    /// given counts. Default: none.
-    pub fn budget(mut self, device: DeviceId, budget: Budget) -> Self {
-        self.budgets.push((device, budget));
-        self
-    }
-
-    /// Asked, in the order given, when nothing of the pool's own helps a request: `callback` gets
-    /// the device and the bytes asked for, and says whether it freed something. It runs with no
-    /// lock held and may allocate and free.
-    pub fn on_shortage(
-        mut self,
-        callback: impl Fn(DeviceId, u64) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        self.callbacks.push(Callback(Arc::new(callback)));
-        self
-    }
-
-    /// Records what the pool is asked in the file at `path`, as `vmm-pool replay` reads it: for bug
-    /// reports, since all lanes share one lock meanwhile. A file that stands there is overwritten;
-    /// `%p` in the name is the number of the process. Default: nothing is recorded.
-    pub fn trace_to(mut self, path: impl Into<std::path::PathBuf>) -> Self {
-        self.settings.trace = Some(path.into());
-        self
-    }
-
-    /// Takes every setting that a `VMM_POOL_…` variable of the process environment names, in place
-    /// of the builder's own. docs/CONFIGURATION.md lists them. A variable of that prefix with
-    /// another name is warned of; an empty one counts as not set.
-    ///
-    /// # Errors
-    /// [`Error::BadSetting`] names the variable, its value, and what is expected.
-    pub fn environment(mut self) -> Result<Self, Error> {
-        self.settings.merge_environment()?;
-        Ok(self)
-    }
-
-    /// Builds the pool: each device is tried once, settings are checked, and stock is made up to
-    /// the low mark.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] names the device and the call that it refuses; [`Error::BadSetting`]
-    /// names the setting; the driver's errors; out of memory if the low mark cannot be stocked.
-    pub fn build(self) -> Result<Pool, Error> {
-        let PoolBuilder { driver, mut settings, budgets, callbacks } = self;
-        if settings.devices.is_empty() {
-            settings.devices.push(DeviceId(0));
-        }
-        let span = tracing::debug_span!("vmm_pool.build", devices = settings.devices.len());
-        let _entered = span.enter();
-        let mut devices = Vec::with_capacity(settings.devices.len());
-        for device in &settings.devices {
-            let plan = settings.validate(&driver, *device)?;
-            let budget = budgets.iter().rev().find(|(of, _)| of == device).map(|(_, b)| b.clone());
-            let device = Device::new(driver.clone(), plan, budget, callbacks.clone());
-            devices.push(Arc::new(device));
-        }
-        for device in &devices {
-            ladder::register(device);
-            let (low, high) = (device.plan.stock_low_bytes, device.plan.stock_high_bytes);
-            fill(device, low, high)?;
-        }
-        let recorder = settings.start_recorder()?;
-        let background = settings.background.then(|| Background::start(devices.clone())).flatten();
-        Ok(Pool(Arc::new(PoolInner { driver, devices, recorder, _background: background })))
     }
 }
 
@@ -199,12 +74,7 @@ fn stock_shortage(device: &Device, bytes: u64, cause: Option<vmm_sys::DriverErro
 impl Pool {
     /// Starts the settings of a pool on `driver`.
     pub fn builder(driver: Arc<dyn Driver>) -> PoolBuilder {
-        PoolBuilder {
-            driver,
-            settings: Settings::default(),
-            budgets: Vec::new(),
-            callbacks: Vec::new(),
-        }
+        PoolBuilder::new(driver)
     }
 
     fn device(&self, device: DeviceId) -> Result<&Arc<Device>, Error> {
@@ -276,7 +146,7 @@ impl Pool {
     /// stock. Waits for the work that may still use it. Returns the bytes given back.
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`].
+    /// [`Error::UnknownDevice`]; [`Error::DriverGone`].
     pub fn trim(&self, device: DeviceId) -> Result<u64, Error> {
         let device = self.device(device)?;
         if device.driver.is_gone() {
@@ -292,6 +162,37 @@ impl Pool {
         device.leaving.sweep(device, Wait::Yes, Turn::Requester);
         device.release_stock(0, Turn::Requester);
         Ok(before.saturating_sub(device.held_bytes()))
+    }
+
+    /// Gives idle memory of `device` back to the driver by its age: chunks that have lain in the
+    /// stock for `min_idle` or longer, down to the low mark, and the wholly free chunks of lanes that
+    /// were not used for so long. Waits for nothing: what unfinished work may still use goes to the
+    /// stock later. Returns the bytes given back.
+    ///
+    /// Since when a lane is idle is found by looking, so that its warm path need not say it: this
+    /// call looks, and so does the background thread, four times in [`PoolBuilder::idle_lane_ms`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`]; [`Error::DriverGone`].
+    pub fn trim_idle(&self, device: DeviceId, min_idle: Duration) -> Result<u64, Error> {
+        let device = self.device(device)?;
+        if device.driver.is_gone() {
+            return Err(Error::DriverGone);
+        }
+        let span = tracing::debug_span!("vmm_pool.trim", device = device.plan.device.0);
+        let _entered = span.enter();
+        let turn = Turn::Requester;
+        let min_ms = u64::try_from(min_idle.as_millis()).unwrap_or(u64::MAX);
+        let now_ms = device.watch.now_ms();
+        let mut given = 0;
+        if let Some(since_ms) = now_ms.checked_sub(min_ms) {
+            given += device.release_old_stock(since_ms, device.plan.stock_low_bytes, turn);
+        }
+        let shelf_bytes = device.stock.lock().bytes();
+        idle::empty_idle(device, now_ms, min_ms, turn, &|| false);
+        // What the lanes gave was idle for as long, though it comes to the shelf now.
+        given += device.release_stock(shelf_bytes, turn);
+        Ok(given)
     }
 
     /// The figures of every device.

@@ -41,6 +41,8 @@ pub struct DeviceStats {
     pub retired_mappings: u64,
     /// Frees that wait for other streams (count).
     pub limbo_buffers: u64,
+    /// How often a lane that was idle for the set time gave its free chunks to the stock (count).
+    pub idle_lanes_emptied: u64,
     /// What was tried when memory was short.
     pub ladder: LadderStats,
 }

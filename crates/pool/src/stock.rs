@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 use vmm_sys::object::Chunk;
 
+/// Chunks of one length, those that came last behind, and when each came, in milliseconds.
 #[derive(Debug, Default)]
 struct Shelf {
-    warm: Vec<Chunk>,
-    fresh: Vec<Chunk>,
+    warm: Vec<(Chunk, u64)>,
+    fresh: Vec<(Chunk, u64)>,
 }
 
 /// The free list of a device.
@@ -25,16 +26,17 @@ impl Stock {
         self.bytes
     }
 
-    pub(crate) fn put(&mut self, chunk: Chunk, warm: bool) {
+    /// Puts a chunk on the shelf, now.
+    pub(crate) fn put(&mut self, chunk: Chunk, warm: bool, now_ms: u64) {
         self.bytes += chunk.bytes();
         let shelf = self.shelves.entry(chunk.bytes()).or_default();
-        if warm { shelf.warm.push(chunk) } else { shelf.fresh.push(chunk) }
+        if warm { shelf.warm.push((chunk, now_ms)) } else { shelf.fresh.push((chunk, now_ms)) }
     }
 
     /// A chunk of exactly `bytes`, a warm one first.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<Chunk> {
         let shelf = self.shelves.get_mut(&bytes)?;
-        let chunk = shelf.warm.pop().or_else(|| shelf.fresh.pop())?;
+        let (chunk, _) = shelf.warm.pop().or_else(|| shelf.fresh.pop())?;
         self.bytes -= bytes;
         Some(chunk)
     }
@@ -42,9 +44,23 @@ impl Stock {
     /// Some chunk, a fresh and long one first.
     pub(crate) fn take_any(&mut self) -> Option<Chunk> {
         for (bytes, shelf) in self.shelves.iter_mut().rev() {
-            if let Some(chunk) = shelf.fresh.pop().or_else(|| shelf.warm.pop()) {
+            if let Some((chunk, _)) = shelf.fresh.pop().or_else(|| shelf.warm.pop()) {
                 self.bytes -= bytes;
                 return Some(chunk);
+            }
+        }
+        None
+    }
+
+    /// Some chunk that came at `since_ms` or before.
+    pub(crate) fn take_old(&mut self, since_ms: u64) -> Option<Chunk> {
+        for (bytes, shelf) in &mut self.shelves {
+            for chunks in [&mut shelf.fresh, &mut shelf.warm] {
+                // Two threads may come in another order than they read the time.
+                if let Some(place) = chunks.iter().position(|(_, came_ms)| *came_ms <= since_ms) {
+                    self.bytes -= bytes;
+                    return Some(chunks.remove(place).0);
+                }
             }
         }
         None

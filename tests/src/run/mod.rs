@@ -6,6 +6,8 @@ mod stream_steps;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use vmm_pool::{Error, Lane, Pool, Request};
 use vmm_sys::DeviceId;
@@ -20,6 +22,7 @@ use crate::machine::Machine;
 use crate::memory::Memory;
 use crate::model::Model;
 use crate::script::Script;
+use crate::setup::RunClock;
 
 /// Runs a script on a machine that fits it.
 ///
@@ -61,6 +64,7 @@ struct Runner<'a> {
     pool: Option<Pool>,
     /// Pools made so far.
     pools: u64,
+    clock: RunClock,
     /// Requests served so far.
     served: u64,
     /// Faults are installed now, and were ever.
@@ -82,6 +86,7 @@ impl<'a> Runner<'a> {
             captured: BTreeMap::new(),
             pool: None,
             pools: 0,
+            clock: RunClock::default(),
             served: 0,
             faulty: false,
             was_faulty: false,
@@ -117,6 +122,11 @@ impl<'a> Runner<'a> {
                 None => Ok(()),
             },
             Action::Trim { device } => self.trim(*device),
+            Action::TrimIdle { device, ms } => self.trim_idle(*device, *ms),
+            Action::Later { ms } => {
+                self.clock.fetch_add(*ms, Ordering::Relaxed);
+                Ok(())
+            }
             Action::Prefill { device, bytes } => self.prefill(*device, *bytes),
             Action::CloseLane { stream } => self.close_lane(*stream),
             Action::Capture { device } => self.capture(*device),
@@ -153,7 +163,7 @@ impl<'a> Runner<'a> {
     /// The pool, made if there is none. `None` where faults prevent that.
     fn pool(&mut self) -> Result<Option<Pool>, String> {
         if self.pool.is_none() {
-            match self.script.setup.build_pool(self.machine) {
+            match self.script.setup.build_pool(self.machine, &self.clock) {
                 Ok(pool) => {
                     self.pools += 1;
                     self.pool = Some(pool);
@@ -179,6 +189,17 @@ impl<'a> Runner<'a> {
         match &self.pool {
             Some(pool) if device < self.script.setup.devices => {
                 let trimmed = pool.trim(DeviceId(device));
+                trimmed.map(|_| ()).map_err(|error| format!("not trimmed: {error}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for nothing, so held streams stay held.
+    fn trim_idle(&mut self, device: u32, ms: u64) -> Step {
+        match &self.pool {
+            Some(pool) if device < self.script.setup.devices => {
+                let trimmed = pool.trim_idle(DeviceId(device), Duration::from_millis(ms));
                 trimmed.map(|_| ()).map_err(|error| format!("not trimmed: {error}"))
             }
             _ => Ok(()),
@@ -248,6 +269,7 @@ impl<'a> Runner<'a> {
         let Some(pool) = &self.pool else { return Ok(()) };
         for (device, _) in pool.stats().devices {
             pool.trim(device).map_err(|error| format!("not trimmed: {error}"))?;
+            self.tally.idled += pool.device_stats(device).unwrap_or_default().idle_lanes_emptied;
             let stats = pool.device_stats(device).unwrap_or_default();
             let left = stats.held_bytes + stats.limbo_buffers + stats.retired_mappings;
             // With its thread, a pool may be filling its stock again.

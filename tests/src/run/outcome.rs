@@ -22,6 +22,8 @@ pub struct Tally {
     pub limbo: u64,
     /// Steps after which a replaced mapping stood.
     pub retired: u64,
+    /// Lanes that were found idle and gave something.
+    pub idled: u64,
     /// Driver calls that were made to fail.
     pub faults: u64,
 }
@@ -36,6 +38,7 @@ impl AddAssign for Tally {
         self.checked += other.checked;
         self.limbo += other.limbo;
         self.retired += other.retired;
+        self.idled += other.idled;
         self.faults += other.faults;
     }
 }

@@ -27,14 +27,17 @@ impl PoolOptions {
     /// # Errors
     /// A setting was refused, or the driver failed.
     pub fn build(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Pool, Error> {
-        Pool::builder(driver.clone())
+        let builder = Pool::builder(driver.clone())
             .device(device)
             .chunk(self.chunk)
             .placement(self.placement)
-            .soft_limit(self.soft_limit)
-            // On the simulated device the figures of a replay are the same each time.
-            .background(driver.kind() == DriverKind::Cuda)
-            .build()
+            .soft_limit(self.soft_limit);
+        match driver.kind() {
+            DriverKind::Cuda => builder.build(),
+            // The figures of a replay on the simulated device are the same each time: they do not
+            // depend on how fast this machine is.
+            DriverKind::Sim => builder.background(false).idle_lane_ms(None).build(),
+        }
     }
 }
 

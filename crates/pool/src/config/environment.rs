@@ -23,7 +23,7 @@ struct Variable {
     read: Read,
 }
 
-const VARIABLES: [Variable; 8] = [
+const VARIABLES: [Variable; 9] = [
     Variable {
         name: "VMM_POOL_CHUNK",
         setting: "chunk",
@@ -62,6 +62,11 @@ const VARIABLES: [Variable; 8] = [
         name: "VMM_POOL_BACKGROUND",
         setting: "background",
         read: |into, value| text::switch(words(value)?).map(|it| into.background = it),
+    },
+    Variable {
+        name: "VMM_POOL_IDLE_LANE_MS",
+        setting: "time of an idle lane",
+        read: |into, value| text::ms_or_off(words(value)?).map(|it| into.idle_lane_ms = it),
     },
     Variable {
         name: "VMM_POOL_TRACE",
@@ -163,6 +168,7 @@ mod tests {
             ("VMM_POOL_STOCK_LOW", "64M"),
             ("VMM_POOL_STOCK_HIGH", "1G"),
             ("VMM_POOL_BACKGROUND", "0"),
+            ("VMM_POOL_IDLE_LANE_MS", "250"),
             ("VMM_POOL_TRACE", "/tmp/a trace"),
         ])
         .unwrap();
@@ -172,6 +178,7 @@ mod tests {
         assert_eq!(settings.limit_bytes, Some(3 << 30));
         assert_eq!((settings.stock_low_bytes, settings.stock_high_bytes), (64 << 20, 1 << 30));
         assert!(!settings.background);
+        assert_eq!(settings.idle_lane_ms, Some(250));
         assert_eq!(settings.trace, Some("/tmp/a trace".into()));
     }
 
@@ -194,6 +201,7 @@ mod tests {
             ("VMM_POOL_STOCK_LOW", "off", "KiB, MiB, GiB"),
             ("VMM_POOL_STOCK_HIGH", "64MB", "KiB, MiB, GiB"),
             ("VMM_POOL_BACKGROUND", "true", "`1` or `0`"),
+            ("VMM_POOL_IDLE_LANE_MS", "10s", "milliseconds, or `off`"),
         ] {
             let error = merged(&[(name, value)]).unwrap_err();
             let text = error.to_string();
@@ -231,6 +239,7 @@ mod tests {
             ("VMM_POOL_CHUNK", "3M", "a power of two"),
             ("VMM_POOL_SOFT_LIMIT", "2000", "0..=1000"),
             ("VMM_POOL_LIMIT", "1K", "at least the granularity"),
+            ("VMM_POOL_IDLE_LANE_MS", "0", "at least 1 millisecond"),
         ] {
             let settings = merged(&[(name, value)]).unwrap();
             let error = settings.validate(&driver, DeviceId(0)).unwrap_err();

@@ -61,6 +61,21 @@ pub fn bytes_or_off(text: &str) -> Result<Option<u64>, String> {
     bytes(text).map(Some).map_err(|error| format!("{error}, or `off`"))
 }
 
+/// A time: a whole number of milliseconds, or `off`, which is `None`.
+///
+/// # Errors
+/// What would have been accepted.
+pub fn ms_or_off(text: &str) -> Result<Option<u64>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parsed = if plain { text.parse().ok() } else { None };
+    parsed
+        .map(Some)
+        .ok_or_else(|| format!("expected a whole number of milliseconds, or `off`, found `{text}`"))
+}
+
 /// A switch: `1` or `0`.
 ///
 /// # Errors
@@ -142,6 +157,10 @@ mod tests {
         }
         assert_eq!((bytes_or_off("off"), bytes_or_off("1k")), (Ok(None), Ok(Some(1024))));
         assert!(bytes_or_off("none").unwrap_err().ends_with("or `off`"));
+        assert_eq!((ms_or_off("off"), ms_or_off("10000")), (Ok(None), Ok(Some(10_000))));
+        for text in ["", "-1", "+1", "1.5", "10s", "18446744073709551616"] {
+            assert!(ms_or_off(text).unwrap_err().contains("milliseconds, or `off`"), "{text}");
+        }
         assert_eq!((switch("0"), switch("1")), (Ok(false), Ok(true)));
         assert_eq!(switch("yes"), Err("expected `1` or `0`, found `yes`".into()));
         for value in [Placement::FirstFit, Placement::Buddy] {

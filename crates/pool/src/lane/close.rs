@@ -13,33 +13,49 @@ use crate::turn::Turn;
 /// Chunks stay where they are while a capture may bake their addresses into a graph: those of
 /// private lanes, of lanes in a capture scope, and of lanes whose stream is found to be captured.
 pub(crate) fn trim(lane: LaneRef, wait: Wait, turn: Turn) {
+    empty(lane, None, wait, turn);
+}
+
+/// The same without waiting, as long as nobody uses the lane: its heap stands at `tick`. Returns
+/// whether there was anything to take.
+pub(crate) fn trim_if_idle(lane: LaneRef, tick: u64, turn: Turn) -> bool {
+    empty(lane, Some(tick), Wait::No, turn)
+}
+
+fn empty(lane: LaneRef, only_at: Option<u64>, wait: Wait, turn: Turn) -> bool {
     if lane.lock().is_none() {
-        return;
+        return false;
     }
     // What is only held up by unfinished work may become a free chunk.
     sweep(lane.cell, wait, turn);
+    let may_empty =
+        |state: &LaneState| state.may_move() && only_at.is_none_or(|it| it == state.heap.tick());
     let stream = {
-        let Some(mut state) = lane.lock() else { return };
+        let Some(mut state) = lane.lock() else { return false };
+        if !may_empty(&state) {
+            return false;
+        }
         state.heap.drain();
-        if !state.may_move() || state.free_chunks(0, 0).is_empty() {
-            return;
+        if state.free_chunks(0, 0).is_empty() {
+            return false;
         }
         // The handle of a stream that is gone must not be asked about.
         state.last.is_none().then(|| state.stream.clone())
     };
     if stream.is_some_and(|stream| is_captured(&stream)) {
-        return;
+        return false;
     }
     {
-        let Some(mut state) = lane.lock() else { return };
-        if !state.may_move() {
-            return;
+        let Some(mut state) = lane.lock() else { return false };
+        if !may_empty(&state) {
+            return false;
         }
         for key in state.free_chunks(0, 0) {
             state.retire_chunk(key);
         }
     }
     sweep(lane.cell, wait, turn);
+    true
 }
 
 impl LaneState {

@@ -18,6 +18,7 @@ use crate::capture;
 use crate::device::{Device, Shortage};
 use crate::error::Error;
 use crate::growth::{self, Piece, Source, Supply};
+use crate::idle;
 use crate::ladder::{Climb, Rung};
 use crate::region::Region;
 use crate::request::Request;
@@ -71,6 +72,7 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
     if let Some(private) = capture::diversion(lane)? {
         return private.alloc_with(request);
     }
+    idle::look_in_passing(device);
     let shelf_bytes = device.stock.lock().bytes();
     let served = climb_to_memory(lane, request);
     if !matches!(served, Ok(Ok(_))) {

@@ -30,7 +30,7 @@ use vmm_heap::{Heap, HeapConfig};
 use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, process};
 
-pub(crate) use close::{close, retire, trim};
+pub(crate) use close::{close, retire, trim, trim_if_idle};
 pub(crate) use divert::undivert;
 pub(crate) use gate::{Asker, Gate, Pending};
 pub(crate) use limbo::{Wait, free_special, sweep};
@@ -40,6 +40,7 @@ use crate::config::Plan;
 use crate::device::Device;
 use crate::directory;
 use crate::error::Error;
+use crate::idle::Seen;
 use crate::lanes::LaneRef;
 use crate::pool::PoolInner;
 use crate::region::Region;
@@ -103,6 +104,8 @@ pub(crate) struct LaneState {
     pub(crate) last: Option<Gate>,
     /// When an idle lane last emptied its magazines, in the heap's ticks.
     drained_tick: u64,
+    /// What looks for idle lanes know of it.
+    pub(crate) seen: Seen,
     /// No further allocations; the lane retires with its last buffer.
     pub(crate) closing: bool,
     /// The lane's number while its heap serves requests: 0 once it is closing, and while a capture
@@ -178,6 +181,7 @@ impl LaneCell {
             home,
             last: None,
             drained_tick: 0,
+            seen: Seen::default(),
             closing: false,
             open_id: id,
             diverted: None,

@@ -1,0 +1,171 @@
+//! [`PoolBuilder`]: the settings of a pool, and the building of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmm_sys::{DeviceId, Driver};
+
+use super::{Pool, PoolInner, fill};
+use crate::background::Background;
+use crate::budget::Budget;
+use crate::config::{ChunkSize, Placement, Settings};
+use crate::device::Device;
+use crate::error::Error;
+use crate::idle::Clock;
+use crate::ladder::{self, Callback};
+
+/// Settings of a pool; see [`Pool::builder`].
+#[derive(Clone, Debug)]
+pub struct PoolBuilder {
+    driver: Arc<dyn Driver>,
+    settings: Settings,
+    budgets: Vec<(DeviceId, Budget)>,
+    callbacks: Vec<Callback>,
+    clock: Clock,
+}
+
+impl PoolBuilder {
+    pub(super) fn new(driver: Arc<dyn Driver>) -> PoolBuilder {
+        PoolBuilder {
+            driver,
+            settings: Settings::default(),
+            budgets: Vec::new(),
+            callbacks: Vec::new(),
+            clock: Clock::default(),
+        }
+    }
+
+    /// Adds a device. Without any, the pool manages device 0. Devices not named are never touched.
+    pub fn device(mut self, device: DeviceId) -> Self {
+        if !self.settings.devices.contains(&device) {
+            self.settings.devices.push(device);
+        }
+        self
+    }
+
+    /// How large the chunks are that lanes grow by. Default: [`ChunkSize::Auto`].
+    pub fn chunk(mut self, chunk: ChunkSize) -> Self {
+        self.settings.chunk = chunk;
+        self
+    }
+
+    /// How large blocks are placed. Default: first fit by address, the denser one.
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.settings.placement = placement;
+        self
+    }
+
+    /// While a lane holds at most (1 + this) x its peak live bytes it takes new memory; beyond, it
+    /// reuses its own free chunks first. `None` is off: then a warm lane never calls the driver.
+    /// Default: 0.01.
+    pub fn soft_limit(mut self, fraction: Option<f64>) -> Self {
+        self.settings.soft_limit = fraction;
+        self
+    }
+
+    /// The most physical memory the pool may own on each device, in bytes; rounded down to the
+    /// granularity. Default: none.
+    pub fn limit_bytes(mut self, bytes: u64) -> Self {
+        self.settings.limit_bytes = Some(bytes);
+        self
+    }
+
+    /// The marks of each device's stock, in bytes. Below `low` the background thread makes chunks
+    /// ahead of need; above `high` chunks that come back are released. Default: 0 and no end.
+    pub fn stock_marks(mut self, low_bytes: u64, high_bytes: u64) -> Self {
+        self.settings.stock_low_bytes = low_bytes;
+        self.settings.stock_high_bytes = high_bytes;
+        self
+    }
+
+    /// Whether a thread keeps the marks, retires old mappings and empties idle lanes in the
+    /// background. Without it, requests do that work when they come. Default: true.
+    pub fn background(mut self, on: bool) -> Self {
+        self.settings.background = on;
+        self
+    }
+
+    /// A lane that was not used for `ms` milliseconds, and at most a quarter more, gives its wholly
+    /// free chunks to the device's stock, for other lanes; beyond the stock's high mark they go back
+    /// to the driver. Used again, it brings them back as any miss does. `None` is off: chunks then
+    /// leave a lane only when memory is short, or by [`Pool::trim`]. Default: 10,000.
+    pub fn idle_lane_ms(mut self, ms: Option<u64>) -> Self {
+        self.settings.idle_lane_ms = ms;
+        self
+    }
+
+    /// Where the pool reads the time that idle memory is judged by: since some fixed moment, and
+    /// never backwards. For tests and simulations. Default: the monotonic clock of the system.
+    pub fn clock(mut self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        self.clock = Clock(Arc::new(now));
+        self
+    }
+
+    /// Memory of `device` counts against `budget` too, which other pools may share. The last one
+    /// given counts. Default: none.
+    pub fn budget(mut self, device: DeviceId, budget: Budget) -> Self {
+        self.budgets.push((device, budget));
+        self
+    }
+
+    /// Asked, in the order given, when nothing of the pool's own helps a request: `callback` gets
+    /// the device and the bytes asked for, and says whether it freed something. It runs with no
+    /// lock held and may allocate and free.
+    pub fn on_shortage(
+        mut self,
+        callback: impl Fn(DeviceId, u64) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.callbacks.push(Callback(Arc::new(callback)));
+        self
+    }
+
+    /// Records what the pool is asked in the file at `path`, as `vmm-pool replay` reads it: for bug
+    /// reports, since all lanes share one lock meanwhile. A file that stands there is overwritten;
+    /// `%p` in the name is the number of the process. Default: nothing is recorded.
+    pub fn trace_to(mut self, path: impl Into<std::path::PathBuf>) -> Self {
+        self.settings.trace = Some(path.into());
+        self
+    }
+
+    /// Takes every setting that a `VMM_POOL_…` variable of the process environment names, in place
+    /// of the builder's own. docs/CONFIGURATION.md lists them. A variable of that prefix with
+    /// another name is warned of; an empty one counts as not set.
+    ///
+    /// # Errors
+    /// [`Error::BadSetting`] names the variable, its value, and what is expected.
+    pub fn environment(mut self) -> Result<Self, Error> {
+        self.settings.merge_environment()?;
+        Ok(self)
+    }
+
+    /// Builds the pool: each device is tried once, settings are checked, and stock is made up to
+    /// the low mark.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] names the device and the call that it refuses; [`Error::BadSetting`]
+    /// names the setting; the driver's errors; out of memory if the low mark cannot be stocked.
+    pub fn build(self) -> Result<Pool, Error> {
+        let PoolBuilder { driver, mut settings, budgets, callbacks, clock } = self;
+        if settings.devices.is_empty() {
+            settings.devices.push(DeviceId(0));
+        }
+        let span = tracing::debug_span!("vmm_pool.build", devices = settings.devices.len());
+        let _entered = span.enter();
+        let mut devices = Vec::with_capacity(settings.devices.len());
+        for device in &settings.devices {
+            let plan = settings.validate(&driver, *device)?;
+            let budget = budgets.iter().rev().find(|(of, _)| of == device).map(|(_, b)| b.clone());
+            let callbacks = callbacks.clone();
+            let device = Device::new(driver.clone(), plan, budget, callbacks, clock.clone());
+            devices.push(Arc::new(device));
+        }
+        for device in &devices {
+            ladder::register(device);
+            let (low, high) = (device.plan.stock_low_bytes, device.plan.stock_high_bytes);
+            fill(device, low, high)?;
+        }
+        let recorder = settings.start_recorder()?;
+        let background = settings.background.then(|| Background::start(devices.clone())).flatten();
+        Ok(Pool(Arc::new(PoolInner { driver, devices, recorder, _background: background })))
+    }
+}
