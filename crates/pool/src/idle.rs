@@ -31,6 +31,13 @@ impl Default for Clock {
     }
 }
 
+impl Clock {
+    /// The time, in milliseconds since some fixed moment.
+    pub(crate) fn now_ms(&self) -> u64 {
+        u64::try_from((self.0)().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Clock")
@@ -76,7 +83,7 @@ impl Watch {
 
     /// The time, in milliseconds since some fixed moment.
     pub(crate) fn now_ms(&self) -> u64 {
-        u64::try_from((self.clock.0)().as_millis()).unwrap_or(u64::MAX)
+        self.clock.now_ms()
     }
 
     /// Says whether there is a thread that looks.

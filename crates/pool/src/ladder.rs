@@ -2,6 +2,10 @@
 //!
 //! Each rung runs with no lock held. What helped is counted, so that the statistics show how a pool
 //! lives at its limit.
+//!
+//! The last two rungs lie beyond the device: whoever can make room on it by means of a neighbour or of
+//! the host fills them ([`Relief`]). They are for requests that may borrow. One that nobody fills is
+//! not there: it is neither climbed nor counted.
 
 use std::cell::Cell;
 use std::fmt;
@@ -18,8 +22,8 @@ use crate::lanes::LaneRef;
 use crate::request::Request;
 use crate::turn::Turn;
 
-/// How often the callbacks may say that they freed something, for one request.
-const CALLBACK_ROUNDS_MAX: u32 = 8;
+/// How often callbacks and reliefs may say that they made room, for one request.
+const HELP_ROUNDS_MAX: u32 = 8;
 
 /// A rung. The first is where every request starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,10 +44,14 @@ pub(crate) enum Rung {
     OtherPools,
     /// Ask the caller's callbacks.
     Callbacks,
+    /// Have a neighbour make room.
+    Neighbour,
+    /// Have the host make room.
+    Host,
 }
 
 /// The rungs after the first, in order.
-const RUNGS: [Rung; 7] = [
+const RUNGS: [Rung; 9] = [
     Rung::Exact,
     Rung::OwnOnly,
     Rung::WaitLimbo,
@@ -51,6 +59,8 @@ const RUNGS: [Rung; 7] = [
     Rung::ReleaseStock,
     Rung::OtherPools,
     Rung::Callbacks,
+    Rung::Neighbour,
+    Rung::Host,
 ];
 
 /// How often each rung was climbed on one device, and how often all of them did not suffice.
@@ -71,8 +81,30 @@ pub struct LadderStats {
     pub other_pools: u64,
     /// Callbacks asked.
     pub callbacks: u64,
+    /// Times that a neighbour was asked to make room.
+    pub neighbour: u64,
+    /// Times that the host was.
+    pub host: u64,
     /// Requests that failed after all.
     pub failed: u64,
+}
+
+impl LadderStats {
+    /// The rungs by name, in the order in which they are climbed, with their counts; then `failed`.
+    pub fn by_name(&self) -> [(&'static str, u64); RUNGS.len() + 1] {
+        [
+            ("exact", self.exact),
+            ("own_only", self.own_only),
+            ("waited", self.waited),
+            ("other_lanes", self.other_lanes),
+            ("stock_released", self.stock_released),
+            ("other_pools", self.other_pools),
+            ("callbacks", self.callbacks),
+            ("neighbour", self.neighbour),
+            ("host", self.host),
+            ("failed", self.failed),
+        ]
+    }
 }
 
 /// The counters behind [`LadderStats`]. Cold: shared atomics are fine here.
@@ -84,8 +116,9 @@ pub(crate) struct LadderCounts {
 
 impl LadderCounts {
     pub(crate) fn stats(&self) -> LadderStats {
-        let [exact, own_only, waited, other_lanes, stock_released, other_pools, callbacks] =
-            self.climbed.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let climbed = self.climbed.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let [exact, own_only, waited, other_lanes, stock_released, other_pools, ..] = climbed;
+        let [.., callbacks, neighbour, host] = climbed;
         LadderStats {
             exact,
             own_only,
@@ -94,6 +127,8 @@ impl LadderCounts {
             stock_released,
             other_pools,
             callbacks,
+            neighbour,
+            host,
             failed: self.failed.load(Ordering::Relaxed),
         }
     }
@@ -109,6 +144,48 @@ pub(crate) struct Callback(pub(crate) Arc<dyn Fn(DeviceId, u64) -> bool + Send +
 impl fmt::Debug for Callback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Callback")
+    }
+}
+
+/// Who can make room on a device from beyond it: moves what can move to a neighbour or to the host,
+/// or brings memory from there.
+pub trait Relief: Send + Sync {
+    /// Makes room on `device` for `request`, which may borrow, and says whether it did: then the
+    /// request is tried again from the first rung on. Waits only if the request may.
+    ///
+    /// Called with no lock of the pool held: it may allocate and free. A panic counts as no help.
+    fn relieve(&self, device: DeviceId, request: &Request) -> bool;
+}
+
+impl<F: Fn(DeviceId, &Request) -> bool + Send + Sync> Relief for F {
+    fn relieve(&self, device: DeviceId, request: &Request) -> bool {
+        self(device, request)
+    }
+}
+
+/// What fills the rungs beyond the device.
+#[derive(Clone, Default)]
+pub(crate) struct Reliefs {
+    pub(crate) neighbour: Option<Arc<dyn Relief>>,
+    pub(crate) host: Option<Arc<dyn Relief>>,
+}
+
+impl fmt::Debug for Reliefs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (neighbour, host) = (self.neighbour.is_some(), self.host.is_some());
+        f.debug_struct("Reliefs").field("neighbour", &neighbour).field("host", &host).finish()
+    }
+}
+
+impl Reliefs {
+    /// Who is asked on a rung, for requests that may borrow.
+    fn of(&self, rung: Rung, request: &Request) -> Option<&Arc<dyn Relief>> {
+        let filled = match rung {
+            Rung::Neighbour => self.neighbour.as_ref(),
+            Rung::Host => self.host.as_ref(),
+            _ => None,
+        };
+        filled.filter(|_| request.can_borrow())
     }
 }
 
@@ -135,7 +212,7 @@ fn elsewhere(device: &Device) -> Vec<Arc<Device>> {
 }
 
 thread_local! {
-    /// A callback of this thread is running: its own requests must not ask callbacks again.
+    /// A callback or a relief of this thread is running: its own requests must not ask again.
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -144,12 +221,12 @@ thread_local! {
 pub(crate) struct Climb {
     /// How many of [`RUNGS`] were climbed.
     climbed: usize,
-    callback_rounds: u32,
+    help_rounds: u32,
 }
 
 impl Climb {
     pub(crate) fn new() -> Climb {
-        Climb { climbed: 0, callback_rounds: 0 }
+        Climb { climbed: 0, help_rounds: 0 }
     }
 
     /// The rung the request stands on.
@@ -157,15 +234,30 @@ impl Climb {
         self.climbed.checked_sub(1).map_or(Rung::Create, |last| RUNGS[last])
     }
 
+    /// The next rung that is there.
+    fn step(&mut self, device: &Device, request: &Request) -> Option<Rung> {
+        loop {
+            let rung = *RUNGS.get(self.climbed)?;
+            self.climbed += 1;
+            let is_there = match rung {
+                Rung::Neighbour | Rung::Host => {
+                    !IN_CALLBACK.get() && device.reliefs.of(rung, request).is_some()
+                }
+                _ => true,
+            };
+            if is_there {
+                device.ladder.climbed[self.climbed - 1].fetch_add(1, Ordering::Relaxed);
+                return Some(rung);
+            }
+        }
+    }
+
     /// Climbs one rung and does what it stands for. False if none is left: the request fails.
     pub(crate) fn next(&mut self, device: &Device, lane: LaneRef, request: &Request) -> bool {
-        if self.climbed == RUNGS.len() {
+        let Some(rung) = self.step(device, request) else {
             device.ladder.failed.fetch_add(1, Ordering::Relaxed);
             return false;
-        }
-        let rung = RUNGS[self.climbed];
-        device.ladder.climbed[self.climbed].fetch_add(1, Ordering::Relaxed);
-        self.climbed += 1;
+        };
         let span = tracing::debug_span!(
             "vmm_pool.reclaim",
             device = device.plan.device.0,
@@ -192,15 +284,27 @@ impl Climb {
                 }
             }
             Rung::Callbacks => {
-                let helped = ask(device, request.bytes());
-                if helped && self.callback_rounds < CALLBACK_ROUNDS_MAX {
-                    // What was freed may lie anywhere: the way starts again.
-                    self.callback_rounds += 1;
-                    self.climbed = 0;
+                let (home, bytes) = (device.plan.device, request.bytes());
+                self.helped(ask(|| {
+                    device.callbacks.iter().any(|callback| heard(|| (callback.0)(home, bytes)))
+                }));
+            }
+            Rung::Neighbour | Rung::Host => {
+                if let Some(relief) = device.reliefs.of(rung, request) {
+                    let home = device.plan.device;
+                    self.helped(ask(|| heard(|| relief.relieve(home, request))));
                 }
             }
         }
         true
+    }
+
+    /// Somebody made room, or did not. What was freed may lie anywhere: the way starts again.
+    fn helped(&mut self, has_helped: bool) {
+        if has_helped && self.help_rounds < HELP_ROUNDS_MAX {
+            self.help_rounds += 1;
+            self.climbed = 0;
+        }
     }
 }
 
@@ -214,19 +318,20 @@ fn empty_lanes(device: &Device, except: Option<LaneRef>, wait: Wait) {
     device.leaving.sweep(device, wait, Turn::Requester);
 }
 
-/// Asks the callbacks in order until one says that it freed something.
-fn ask(device: &Device, bytes: u64) -> bool {
+/// Asks others for room, unless this thread is doing that already.
+fn ask(others: impl FnOnce() -> bool) -> bool {
     if IN_CALLBACK.replace(true) {
         return false;
     }
-    let helped = device.callbacks.iter().any(|callback| {
-        catch_unwind(AssertUnwindSafe(|| (callback.0)(device.plan.device, bytes))).unwrap_or_else(
-            |_| {
-                tracing::warn!("a callback for short memory panicked");
-                false
-            },
-        )
-    });
+    let helped = others();
     IN_CALLBACK.set(false);
     helped
+}
+
+/// What somebody says who may panic.
+fn heard(other: impl FnOnce() -> bool) -> bool {
+    catch_unwind(AssertUnwindSafe(other)).unwrap_or_else(|_| {
+        tracing::warn!("a callback for short memory panicked");
+        false
+    })
 }

@@ -60,7 +60,7 @@ pub use buffer::Buffer;
 pub use capture::{CaptureScope, GraphMemory};
 pub use config::{ChunkSize, Placement, text};
 pub use error::Error;
-pub use ladder::LadderStats;
+pub use ladder::{LadderStats, Relief};
 pub use lane::Lane;
 pub use lane::raw::{RawBlock, block_of, free_raw, free_raw_on, record_stream_raw};
 pub use out_of_memory::{Hint, OutOfMemory};

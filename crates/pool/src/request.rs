@@ -12,13 +12,15 @@ pub struct Request {
     bytes: u64,
     align_bytes: u64,
     may_wait: bool,
+    may_borrow: bool,
 }
 
 impl Request {
     /// `bytes` bytes, aligned to 256, waiting for the GPU if nothing else helps.
     #[inline]
     pub fn new(bytes: u64) -> Request {
-        Request { bytes, align_bytes: DEFAULT_ALIGN_BYTES, may_wait: true }
+        let align_bytes = DEFAULT_ALIGN_BYTES;
+        Request { bytes, align_bytes, may_wait: true, may_borrow: false }
     }
 
     /// The address shall be a multiple of `align_bytes`, a power of two of at most the largest
@@ -30,6 +32,12 @@ impl Request {
     /// Never wait for the GPU.
     pub fn no_wait(self) -> Request {
         Request { may_wait: false, ..self }
+    }
+
+    /// If all of the device's own memory does not suffice, a neighbour or the host may help out
+    /// ([`crate::PoolBuilder::neighbour`], [`crate::PoolBuilder::host`]).
+    pub fn may_borrow(self) -> Request {
+        Request { may_borrow: true, ..self }
     }
 
     /// Length in bytes.
@@ -47,6 +55,11 @@ impl Request {
     /// Whether the GPU may be waited for.
     pub fn may_wait(&self) -> bool {
         self.may_wait
+    }
+
+    /// Whether a neighbour or the host may help out.
+    pub fn can_borrow(&self) -> bool {
+        self.may_borrow
     }
 
     /// The same for another length.

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use vmm_sys::object::Chunk;
 
+use crate::idle::Clock;
+
 /// Chunks of one length, those that came last behind, and when each came, in milliseconds.
 #[derive(Debug, Default)]
 struct Shelf {
@@ -14,20 +16,25 @@ struct Shelf {
 }
 
 /// The free list of a device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Stock {
     shelves: BTreeMap<u64, Shelf>,
     bytes: u64,
+    clock: Clock,
 }
 
 impl Stock {
+    pub(crate) fn new(clock: Clock) -> Stock {
+        Stock { shelves: BTreeMap::new(), bytes: 0, clock }
+    }
+
     /// Bytes on the shelf.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Puts a chunk on the shelf, now.
-    pub(crate) fn put(&mut self, chunk: Chunk, warm: bool, now_ms: u64) {
+    pub(crate) fn put(&mut self, chunk: Chunk, warm: bool) {
+        let now_ms = self.clock.now_ms();
         self.bytes += chunk.bytes();
         let shelf = self.shelves.entry(chunk.bytes()).or_default();
         if warm { shelf.warm.push((chunk, now_ms)) } else { shelf.fresh.push((chunk, now_ms)) }
@@ -41,23 +48,15 @@ impl Stock {
         Some(chunk)
     }
 
-    /// Some chunk, a fresh and long one first.
-    pub(crate) fn take_any(&mut self) -> Option<Chunk> {
-        for (bytes, shelf) in self.shelves.iter_mut().rev() {
-            if let Some((chunk, _)) = shelf.fresh.pop().or_else(|| shelf.warm.pop()) {
-                self.bytes -= bytes;
-                return Some(chunk);
-            }
+    /// Some chunk that came at `since_ms` or before, if the shelf holds more than `keep_bytes`: a
+    /// fresh and long one first.
+    pub(crate) fn take_old(&mut self, since_ms: u64, keep_bytes: u64) -> Option<Chunk> {
+        if self.bytes <= keep_bytes {
+            return None;
         }
-        None
-    }
-
-    /// Some chunk that came at `since_ms` or before.
-    pub(crate) fn take_old(&mut self, since_ms: u64) -> Option<Chunk> {
-        for (bytes, shelf) in &mut self.shelves {
+        for (bytes, shelf) in self.shelves.iter_mut().rev() {
             for chunks in [&mut shelf.fresh, &mut shelf.warm] {
-                // Two threads may come in another order than they read the time.
-                if let Some(place) = chunks.iter().position(|(_, came_ms)| *came_ms <= since_ms) {
+                if let Some(place) = chunks.iter().rposition(|(_, came_ms)| *came_ms <= since_ms) {
                     self.bytes -= bytes;
                     return Some(chunks.remove(place).0);
                 }

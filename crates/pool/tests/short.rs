@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use common::{HOME, MIB, Rig};
-use vmm_pool::{Budget, Buffer, Error, Lane, Pool};
+use vmm_pool::{Budget, Buffer, Error, Lane, Pool, Request};
 use vmm_sys::Driver;
 use vmm_sys::object::Stream;
 use vmm_sys::sim::Sim;
@@ -115,6 +115,94 @@ fn callbacks_may_free_allocate_or_panic() {
     assert!(KEPT.lock().unwrap().is_empty());
     drop(served);
     rig.stats();
+}
+
+#[test]
+fn a_neighbour_and_the_host_are_asked_last_and_only_for_those_that_may_borrow() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::new(Mutex::new(Vec::new()));
+    let says = |name: &'static str, when: usize| {
+        let (asked, kept) = (asked.clone(), kept.clone());
+        move |device, request: &Request| {
+            assert_eq!((device, request.bytes(), request.can_borrow()), (HOME, 20 * MIB, true));
+            asked.lock().unwrap().push(name);
+            assert!(asked.lock().unwrap().len() < 40, "asked for ever");
+            let helps = asked.lock().unwrap().len() == when;
+            // What it had moved away, say.
+            let moved: Option<Buffer> = if helps { kept.lock().unwrap().pop() } else { None };
+            moved.is_some()
+        }
+    };
+    let rig = Rig::new(|b| {
+        let panics = |_, _: &Request| -> bool { panic!("a relief that panics") };
+        let once = AtomicU32::new(0);
+        let host = says("host", 4);
+        b.limit_bytes(64 * MIB).neighbour(says("neighbour", 2)).host(
+            move |device, request: &Request| {
+                let first = once.fetch_add(1, Ordering::Relaxed) == 0;
+                if first { panics(device, request) } else { host(device, request) }
+            },
+        )
+    });
+    for _ in 0..3 {
+        kept.lock().unwrap().push(rig.lane.alloc(20 * MIB).unwrap());
+    }
+    let plain = Request::new(20 * MIB);
+    assert!(rig.lane.alloc_with(&plain).unwrap_err().is_out_of_memory());
+    assert!(asked.lock().unwrap().is_empty());
+    let ladder = rig.stats().ladder;
+    assert_eq!((ladder.neighbour, ladder.host, ladder.failed), (0, 0, 1));
+    // The neighbour has nothing, the host panics.
+    assert!(rig.lane.alloc_with(&plain.may_borrow()).is_err());
+    // The neighbour helps, without the host.
+    let first = rig.lane.alloc_with(&plain.may_borrow()).unwrap();
+    // Now the host.
+    let second = rig.lane.alloc_with(&plain.may_borrow()).unwrap();
+    assert_eq!(*asked.lock().unwrap(), ["neighbour", "neighbour", "neighbour", "host"]);
+    let ladder = rig.stats().ladder;
+    assert_eq!((ladder.neighbour, ladder.host, ladder.failed), (3, 2, 2), "{ladder:?}");
+    let names = ladder.by_name();
+    assert_eq!(names[names.len() - 3..], [("neighbour", 3), ("host", 2), ("failed", 2)]);
+    kept.lock().unwrap().clear();
+    drop((first, second));
+    rig.end();
+}
+
+#[test]
+fn a_rung_that_nobody_fills_is_not_there() {
+    let rig = Rig::new(|b| b.limit_bytes(4 * MIB));
+    let live = rig.lane.alloc(4 * MIB).unwrap();
+    let fails = |request: Request| {
+        rig.calls(|| assert!(rig.lane.alloc_with(&request).unwrap_err().is_out_of_memory())).total()
+    };
+    assert_eq!(fails(Request::new(MIB)), fails(Request::new(MIB).may_borrow()));
+    let ladder = rig.stats().ladder;
+    assert_eq!((ladder.neighbour, ladder.host, ladder.failed), (0, 0, 2));
+    drop(live);
+    rig.end();
+}
+
+#[test]
+fn a_relief_that_always_claims_to_have_helped_ends() {
+    let rig = Rig::new(|b| b.limit_bytes(4 * MIB).neighbour(|_, _: &Request| true));
+    let live = rig.lane.alloc(4 * MIB).unwrap();
+    let request = Request::new(MIB).may_borrow();
+    assert!(rig.lane.alloc_with(&request).unwrap_err().is_out_of_memory());
+    // Its own requests do not ask it again.
+    let lane = Arc::new(OnceLock::<Lane>::new());
+    let inner = lane.clone();
+    let second = Rig::new(|b| {
+        b.limit_bytes(4 * MIB).host(move |_, request: &Request| {
+            assert!(inner.get().unwrap().alloc_with(request).unwrap_err().is_out_of_memory());
+            false
+        })
+    });
+    assert!(lane.set(second.lane.clone()).is_ok());
+    let more = second.lane.alloc(4 * MIB).unwrap();
+    assert!(second.lane.alloc_with(&request).unwrap_err().is_out_of_memory());
+    assert_eq!(second.stats().ladder.host, 1);
+    drop((live, more));
+    rig.end();
 }
 
 #[test]

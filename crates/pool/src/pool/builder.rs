@@ -12,7 +12,7 @@ use crate::config::{ChunkSize, Placement, Settings};
 use crate::device::Device;
 use crate::error::Error;
 use crate::idle::Clock;
-use crate::ladder::{self, Callback};
+use crate::ladder::{self, Callback, Relief, Reliefs};
 
 /// Settings of a pool; see [`Pool::builder`].
 #[derive(Clone, Debug)]
@@ -21,6 +21,7 @@ pub struct PoolBuilder {
     settings: Settings,
     budgets: Vec<(DeviceId, Budget)>,
     callbacks: Vec<Callback>,
+    reliefs: Reliefs,
     clock: Clock,
 }
 
@@ -31,6 +32,7 @@ impl PoolBuilder {
             settings: Settings::default(),
             budgets: Vec::new(),
             callbacks: Vec::new(),
+            reliefs: Reliefs::default(),
             clock: Clock::default(),
         }
     }
@@ -95,7 +97,8 @@ impl PoolBuilder {
     }
 
     /// Where the pool reads the time that idle memory is judged by: since some fixed moment, and
-    /// never backwards. For tests and simulations. Default: the monotonic clock of the system.
+    /// never backwards. It must not call the pool. For tests and simulations. Default: the monotonic
+    /// clock of the system.
     pub fn clock(mut self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         self.clock = Clock(Arc::new(now));
         self
@@ -116,6 +119,19 @@ impl PoolBuilder {
         callback: impl Fn(DeviceId, u64) -> bool + Send + Sync + 'static,
     ) -> Self {
         self.callbacks.push(Callback(Arc::new(callback)));
+        self
+    }
+
+    /// Asked after the callbacks, for requests that may borrow ([`crate::Request::may_borrow`]), to make
+    /// room by means of a neighbour. Default: there is no such rung.
+    pub fn neighbour(mut self, relief: impl Relief + 'static) -> Self {
+        self.reliefs.neighbour = Some(Arc::new(relief));
+        self
+    }
+
+    /// As [`PoolBuilder::neighbour`], by means of the host's memory, and asked last.
+    pub fn host(mut self, relief: impl Relief + 'static) -> Self {
+        self.reliefs.host = Some(Arc::new(relief));
         self
     }
 
@@ -145,7 +161,7 @@ impl PoolBuilder {
     /// [`Error::Unsupported`] names the device and the call that it refuses; [`Error::BadSetting`]
     /// names the setting; the driver's errors; out of memory if the low mark cannot be stocked.
     pub fn build(self) -> Result<Pool, Error> {
-        let PoolBuilder { driver, mut settings, budgets, callbacks, clock } = self;
+        let PoolBuilder { driver, mut settings, budgets, callbacks, reliefs, clock } = self;
         if settings.devices.is_empty() {
             settings.devices.push(DeviceId(0));
         }
@@ -155,8 +171,9 @@ impl PoolBuilder {
         for device in &settings.devices {
             let plan = settings.validate(&driver, *device)?;
             let budget = budgets.iter().rev().find(|(of, _)| of == device).map(|(_, b)| b.clone());
-            let callbacks = callbacks.clone();
-            let device = Device::new(driver.clone(), plan, budget, callbacks, clock.clone());
+            let (callbacks, reliefs) = (callbacks.clone(), reliefs.clone());
+            let clock = clock.clone();
+            let device = Device::new(driver.clone(), plan, budget, callbacks, reliefs, clock);
             devices.push(Arc::new(device));
         }
         for device in &devices {
