@@ -155,7 +155,7 @@ impl Heap {
     /// [`NotAllocated`] if no live block starts there: an interior offset, or a second free.
     #[inline]
     pub fn free(&mut self, offset: u64) -> Result<u64, NotAllocated> {
-        self.free_if(offset, None)
+        self.free_if(offset, 0)
     }
 
     /// As [`free`](Self::free), but only a block that a request for `bytes` would have got.
@@ -165,25 +165,24 @@ impl Heap {
     /// [`NotAllocated`] also if the block has another length.
     #[inline]
     pub fn free_exact(&mut self, offset: u64, bytes: u64) -> Result<u64, NotAllocated> {
-        self.free_if(offset, Some(round_to_granule(bytes)))
+        self.free_if(offset, round_to_granule(bytes))
     }
 
+    /// Frees a block of any length if `wanted_bytes` are 0.
     #[inline(always)]
-    fn free_if(&mut self, offset: u64, wanted_bytes: Option<u64>) -> Result<u64, NotAllocated> {
+    fn free_if(&mut self, offset: u64, wanted_bytes: u64) -> Result<u64, NotAllocated> {
         // An offset in a slab is the slab's to judge, so that its own span cannot be freed.
         if let Some(found) = self.slabs.free(offset, wanted_bytes) {
             let freed = found.map_err(|_| NotAllocated { offset })?;
             self.tick += 1;
             if let Some(base) = freed.empty_slab {
-                self.large.free(base, self.tick);
+                self.large.free(base, 0, self.tick);
             }
             return Ok(freed.bytes);
         }
-        if wanted_bytes.is_some() && self.large.used_bytes_at(offset) != wanted_bytes {
-            return Err(NotAllocated { offset });
-        }
-        let bytes = self.large.free(offset, self.tick + 1).ok_or(NotAllocated { offset })?;
-        self.tick += 1;
+        let tick = self.tick + 1;
+        let bytes = self.large.free(offset, wanted_bytes, tick).ok_or(NotAllocated { offset })?;
+        self.tick = tick;
         self.large_blocks -= 1;
         Ok(bytes)
     }
@@ -202,7 +201,7 @@ impl Heap {
     pub fn drain(&mut self) -> bool {
         let (large, tick) = (&mut self.large, self.tick);
         self.slabs.drain(&mut |base| {
-            large.free(base, tick);
+            large.free(base, 0, tick);
         })
     }
 

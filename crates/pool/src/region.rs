@@ -56,6 +56,9 @@ impl Segment {
 pub(crate) struct Region {
     slot_bytes: u64,
     segments: Vec<Segment>,
+    /// The segment at offset 0, where almost all blocks lie.
+    first_address: u64,
+    first_bytes: u64,
     /// Every slot below the end of the addresses in use.
     slots: Vec<Slot>,
     placed: Slab<Placed>,
@@ -67,6 +70,8 @@ impl Region {
         Region {
             slot_bytes,
             segments: Vec::new(),
+            first_address: 0,
+            first_bytes: 0,
             slots: Vec::new(),
             placed: Slab::new(),
             mapped_bytes: 0,
@@ -117,10 +122,10 @@ impl Region {
     /// The driver's address of a logical offset, which must lie in a segment.
     #[inline]
     pub(crate) fn address(&self, offset: u64) -> u64 {
-        // One segment is by far the most common.
-        match self.segments.as_slice() {
-            [only] => only.range.address() + offset,
-            _ => self.segment_address(offset),
+        if offset < self.first_bytes {
+            self.first_address + offset
+        } else {
+            self.segment_address(offset)
         }
     }
 
@@ -137,10 +142,8 @@ impl Region {
     /// The logical offset of an address, if it lies in a segment.
     #[inline]
     pub(crate) fn offset_of(&self, address: u64) -> Option<u64> {
-        match self.segments.as_slice() {
-            [only] => only.offset_of(address),
-            _ => self.segment_offset(address),
-        }
+        let offset = address.wrapping_sub(self.first_address);
+        if offset < self.first_bytes { Some(offset) } else { self.segment_offset(address) }
     }
 
     #[cold]
@@ -195,6 +198,9 @@ impl Region {
             self.slots.resize(first_slot as usize, Slot::Vacant);
             first_slot = (first_slot + 1).next_multiple_of(align_slots);
             self.slots.resize(first_slot as usize, Slot::Barrier);
+        }
+        if first_slot == 0 {
+            (self.first_address, self.first_bytes) = (range.address(), range.bytes());
         }
         self.segments.push(Segment { range, first_slot, slots });
     }

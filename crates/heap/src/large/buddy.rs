@@ -18,7 +18,7 @@
 //! request may cut a long span while such a piece would have done. On traces the memory and the
 //! chunk moves are about those of a buddy allocator that lists each piece.
 
-use super::space::Index;
+use super::space::{Index, Left};
 use super::spans::{Span, Spans};
 use crate::{GRANULE_BYTES, GRANULE_SHIFT, NIL, SPACE_BYTES, align_up};
 
@@ -68,6 +68,23 @@ impl Buddy {
         std::iter::successors(some(self.heads[order]), move |&id| {
             some(self.links[id as usize].next)
         })
+    }
+
+    /// Lists a free span.
+    #[inline(always)]
+    fn attach(&mut self, spans: &Spans, id: u32) {
+        let order = largest_order(spans.at(id));
+        if self.links.len() <= id as usize {
+            // As long as the arena may get: that grows when space is inserted, not later.
+            self.links.resize(spans.arena_capacity(), Link { prev: NIL, next: NIL });
+        }
+        let next = self.heads[order];
+        self.links[id as usize] = Link { prev: NIL, next };
+        if next != NIL {
+            self.links[next as usize].prev = id;
+        }
+        self.heads[order] = id;
+        self.occupied |= 1 << order;
     }
 
     /// A span without an aligned piece for the whole power of two, in which the request fits all
@@ -126,23 +143,18 @@ impl Index for Buddy {
     }
 
     #[inline(always)]
-    fn attach(&mut self, spans: &Spans, id: u32) {
-        let order = largest_order(spans.at(id));
-        if self.links.len() <= id as usize {
-            // As long as the arena may get: that grows when space is inserted, not later.
-            self.links.resize(spans.arena_capacity(), Link { prev: NIL, next: NIL });
+    fn cut(&mut self, spans: &Spans, _offset: u64, left: Left) {
+        for id in [left.behind, left.before] {
+            if id != NIL {
+                self.attach(spans, id);
+            }
         }
-        let next = self.heads[order];
-        self.links[id as usize] = Link { prev: NIL, next };
-        if next != NIL {
-            self.links[next as usize].prev = id;
-        }
-        self.heads[order] = id;
-        self.occupied |= 1 << order;
     }
 
     #[inline(always)]
-    fn vacate(&mut self, _spans: &Spans, _offset: u64) {}
+    fn merge(&mut self, spans: &Spans, id: u32, _dead_offset: Option<u64>) {
+        self.attach(spans, id);
+    }
 
     fn metadata_bytes(&self) -> u64 {
         (self.links.capacity() * size_of::<Link>() + size_of::<Self>()) as u64

@@ -16,7 +16,7 @@
 //! at the lowest 16 GiB before the root: no gain.
 
 use super::lanes::Lanes;
-use super::space::Index;
+use super::space::{Index, Left};
 use super::spans::{Spans, cell_of};
 use super::tree::{MaxTree, value_of};
 use crate::{NIL, align_up};
@@ -51,13 +51,6 @@ fn fit_in_cell(spans: &Spans, cell: usize, bytes: u64, align: u64) -> Option<(u3
 impl<L: Lanes> FirstFit<L> {
     pub(crate) fn new(lanes: L) -> Self {
         Self { lanes, tree: MaxTree::new() }
-    }
-
-    /// Brings the value of a cell up to date.
-    #[inline(always)]
-    fn refresh(&mut self, spans: &Spans, offset: u64) {
-        let cell = cell_of(offset);
-        self.tree.set(self.lanes, cell, value_of(spans.largest_free_in(cell)));
     }
 
     /// Goes on behind cells that hold enough bytes, but not in an aligned place.
@@ -98,13 +91,33 @@ impl<L: Lanes> Index for FirstFit<L> {
     fn detach(&mut self, _spans: &Spans, _id: u32) {}
 
     #[inline(always)]
-    fn attach(&mut self, spans: &Spans, id: u32) {
-        self.refresh(spans, spans.at(id).offset);
+    fn cut(&mut self, spans: &Spans, offset: u64, left: Left) {
+        let cell = cell_of(offset);
+        let value = value_of(spans.largest_free_in(cell));
+        if left.behind == NIL || cell_of(spans.at(left.behind).offset) == cell {
+            return self.tree.set(self.lanes, cell, value);
+        }
+        // The used span reaches into the cell from below, so this is the first that starts there.
+        let behind = spans.at(left.behind).offset;
+        let behind_value = value_of(spans.largest_free_from(left.behind, cell_of(behind)));
+        // What is left comes before what is gone: then a maximum that both share does not fall and
+        // rise again.
+        self.tree.set(self.lanes, cell_of(behind), behind_value);
+        self.tree.set(self.lanes, cell, value);
     }
 
     #[inline(always)]
-    fn vacate(&mut self, spans: &Spans, offset: u64) {
-        self.refresh(spans, offset);
+    fn merge(&mut self, spans: &Spans, id: u32, dead_offset: Option<u64>) {
+        let cell = cell_of(spans.at(id).offset);
+        self.tree.set(self.lanes, cell, value_of(spans.largest_free_in(cell)));
+        if let Some(dead_offset) = dead_offset
+            && cell_of(dead_offset) != cell
+        {
+            // The merged span reaches into the cell from below: what starts there comes behind it.
+            let dead_cell = cell_of(dead_offset);
+            let value = value_of(spans.largest_free_behind(id, dead_cell));
+            self.tree.set(self.lanes, dead_cell, value);
+        }
     }
 
     fn metadata_bytes(&self) -> u64 {

@@ -8,19 +8,23 @@
 //! This module and that one hold all unsafe code of the crate.
 #![allow(unsafe_code)]
 
+/// Children of a node.
+pub(crate) const FANOUT: usize = 16;
+
 /// The children of one node of the tree: a cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-pub(crate) struct Group(pub(crate) [i32; 16]);
+pub(crate) struct Group(pub(crate) [i32; FANOUT]);
 
 impl Group {
-    pub(crate) const EMPTY: Self = Self([0; 16]);
+    pub(crate) const EMPTY: Self = Self([0; FANOUT]);
 }
 
 /// A way to look at a whole group.
 pub(crate) trait Lanes: Copy {
-    /// A bit for each lane that is at least `need`, which is above 0.
-    fn at_least(self, group: &Group, need: i32) -> u32;
+    /// The first lane from `from` (at most 16) on that is at least `need`, which is above 0; 16 if
+    /// there is none.
+    fn first_at_least(self, group: &Group, from: usize, need: i32) -> usize;
 
     /// The largest lane, with `value` in place of what `lane` (below 16) holds.
     fn max_with(self, group: &Group, lane: usize, value: i32) -> i32;
@@ -32,9 +36,10 @@ pub(crate) struct Plain;
 
 impl Lanes for Plain {
     #[inline(always)]
-    fn at_least(self, group: &Group, need: i32) -> u32 {
+    fn first_at_least(self, group: &Group, from: usize, need: i32) -> usize {
         let bits = group.0.iter().zip(0..).map(|(&lane, bit)| u32::from(lane >= need) << bit);
-        bits.fold(0, |all, bit| all | bit)
+        let bits = bits.fold(1 << FANOUT, |all, bit| all | bit);
+        (bits >> from << from).trailing_zeros() as usize
     }
 
     #[inline(always)]
@@ -76,16 +81,18 @@ mod avx2 {
 
     impl Lanes for Avx2 {
         #[inline(always)]
-        fn at_least(self, group: &Group, need: i32) -> u32 {
+        fn first_at_least(self, group: &Group, from: usize, need: i32) -> usize {
             let (low, high) = self.load(group);
             // SAFETY: `self` proves AVX2, and these read only their operands.
             unsafe {
                 let below = _mm256_set1_epi32(need - 1);
-                let bits = |half| {
-                    let above = _mm256_cmpgt_epi32(half, below);
-                    _mm256_movemask_ps(_mm256_castsi256_ps(above)) as u32
-                };
-                bits(low) | bits(high) << 8
+                // Four bits a lane: a search waits for one group to know the next, and packing them
+                // to one bit a lane first takes longer.
+                let bits =
+                    |half| _mm256_movemask_epi8(_mm256_cmpgt_epi32(half, below)) as u32 as u64;
+                let bits = bits(low) | bits(high) << 32;
+                let behind = bits.unbounded_shr(4 * from as u32).unbounded_shl(4 * from as u32);
+                behind.trailing_zeros() as usize / 4
             }
         }
 
@@ -122,11 +129,11 @@ mod tests {
     /// What the questions mean, in other words than the plain form.
     fn agrees<L: Lanes>(lanes: L, values: [i32; 16], need: i32, lane: usize, value: i32) {
         let group = Group(values);
-        let bits = lanes.at_least(&group, need);
-        for (bit, &held) in values.iter().enumerate() {
-            assert_eq!(bits >> bit & 1 == 1, held >= need, "lane {bit} of {values:?}");
+        for from in 0..=FANOUT {
+            let first = (from..FANOUT).find(|&lane| values[lane] >= need).unwrap_or(FANOUT);
+            let found = lanes.first_at_least(&group, from, need);
+            assert_eq!(found, first, "{values:?} from {from}");
         }
-        assert_eq!(bits >> 16, 0);
         let mut replaced = values;
         replaced[lane] = value;
         replaced.sort_unstable();

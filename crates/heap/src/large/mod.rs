@@ -13,7 +13,7 @@ mod windows;
 use buddy::Buddy;
 use first_fit::FirstFit;
 use lanes::Plain;
-use space::Space;
+use space::{Index, Space};
 use windows::Window;
 
 use crate::config::Placement;
@@ -28,6 +28,24 @@ pub(crate) enum Large {
     FirstFit(Space<FirstFit<Plain>>),
     #[cfg(target_arch = "x86_64")]
     FirstFitVector(vector::VectorSpace),
+}
+
+/// [`Space::alloc`], as the vector form has it: a call, so that the common way to it, which small
+/// requests go too, stays short.
+#[inline(never)]
+fn alloc<I: Index>(space: &mut Space<I>, bytes: u64, align: u64) -> Option<u64> {
+    space.alloc(bytes, align)
+}
+
+/// [`Space::free`] likewise.
+#[inline(never)]
+fn free<I: Index>(
+    space: &mut Space<I>,
+    offset: u64,
+    wanted_bytes: u64,
+    tick: u64,
+) -> Option<u64> {
+    space.free(offset, wanted_bytes, tick)
 }
 
 /// The same expression for whichever placement it is.
@@ -65,24 +83,24 @@ impl Large {
     }
 
     /// Takes `bytes`, whole granules, at a multiple of `align`, at least a granule.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn alloc(&mut self, bytes: u64, align: u64) -> Option<u64> {
         match self {
-            Self::Buddy(space) => space.alloc(bytes, align),
-            Self::FirstFit(space) => space.alloc(bytes, align),
+            Self::Buddy(space) => alloc(space, bytes, align),
+            Self::FirstFit(space) => alloc(space, bytes, align),
             #[cfg(target_arch = "x86_64")]
             Self::FirstFitVector(space) => vector::alloc(space, bytes, align),
         }
     }
 
-    /// Frees the block at `offset` and returns its length.
-    #[inline]
-    pub(crate) fn free(&mut self, offset: u64, tick: u64) -> Option<u64> {
+    /// Frees the block at `offset`, if it has `wanted_bytes` or those are 0, and returns its length.
+    #[inline(always)]
+    pub(crate) fn free(&mut self, offset: u64, wanted_bytes: u64, tick: u64) -> Option<u64> {
         match self {
-            Self::Buddy(space) => space.free(offset, tick),
-            Self::FirstFit(space) => space.free(offset, tick),
+            Self::Buddy(space) => free(space, offset, wanted_bytes, tick),
+            Self::FirstFit(space) => free(space, offset, wanted_bytes, tick),
             #[cfg(target_arch = "x86_64")]
-            Self::FirstFitVector(space) => vector::free(space, offset, tick),
+            Self::FirstFitVector(space) => vector::free(space, offset, wanted_bytes, tick),
         }
     }
 
@@ -175,7 +193,7 @@ mod tests {
         for (&(granules, align_shift, nth), tick) in steps.iter().zip(1..) {
             let answers = pair.each_mut().map(|large| {
                 if nth % 3 == 0 && !live.is_empty() {
-                    large.free(live[nth % live.len()], tick)
+                    large.free(live[nth % live.len()], 0, tick)
                 } else {
                     large.alloc(granules * GRANULE_BYTES, 1 << align_shift)
                 }

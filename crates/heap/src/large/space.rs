@@ -24,18 +24,26 @@ pub(crate) trait Index {
     /// The free span `id` is about to change or to go.
     fn detach(&mut self, spans: &Spans, id: u32);
 
-    /// The free span `id` is new or has changed.
-    fn attach(&mut self, spans: &Spans, id: u32);
+    /// A used span was cut out of a free one that started at `offset`. What is left of that
+    /// are the spans in `left`.
+    fn cut(&mut self, spans: &Spans, offset: u64, left: Left);
 
-    /// No free span starts at `offset` any more. Comes after every `attach` of the same operation,
-    /// so that the merged or remaining span is known before the old one is forgotten.
-    fn vacate(&mut self, spans: &Spans, offset: u64);
+    /// The free span `id` is new, or has grown. No free span starts at `dead_offset`, inside of it,
+    /// any more.
+    fn merge(&mut self, spans: &Spans, id: u32, dead_offset: Option<u64>);
 
     /// Bytes of host memory held.
     fn metadata_bytes(&self) -> u64;
 
     /// Checks the index against the spans.
     fn verify(&self, spans: &Spans) -> Result<(), String>;
+}
+
+/// What is left of a free span that was cut: by id, or `NIL`.
+#[derive(Clone, Copy)]
+pub(crate) struct Left {
+    pub(crate) before: u32,
+    pub(crate) behind: u32,
 }
 
 /// Spans with one placement.
@@ -61,11 +69,15 @@ impl<I: Index> Space<I> {
         Some(start)
     }
 
-    /// Frees the used span at `offset` and returns its length, or `None` if there is none.
+    /// Frees the used span at `offset` and returns its length; `None` if there is none, or it has
+    /// not the `wanted_bytes`, where those are not 0.
     #[inline(always)]
-    pub(crate) fn free(&mut self, offset: u64, tick: u64) -> Option<u64> {
+    pub(crate) fn free(&mut self, offset: u64, wanted_bytes: u64, tick: u64) -> Option<u64> {
         let id = self.spans.used_at(offset)?;
         let bytes = self.spans.at(id).bytes();
+        if wanted_bytes != 0 && wanted_bytes != bytes {
+            return None;
+        }
         self.release(id, tick);
         Some(bytes)
     }
@@ -149,24 +161,20 @@ impl<I: Index> Space<I> {
         let used_end = start + bytes;
         self.used_bytes += bytes;
         self.index.detach(&self.spans, id);
+        let mut left = Left { before: NIL, behind: NIL };
         let used = if start > offset {
+            left.before = id;
             self.spans.at_mut(id).set(Size::Free(start - offset));
             self.spans.insert_after(id, start, Size::Used(bytes), tick)
         } else {
             self.spans.at_mut(id).set(Size::Used(bytes));
             id
         };
-        // What is left comes before what is gone: then the maximum that both share in an index
-        // does not fall and rise again.
         if used_end < end {
-            let rest = self.spans.insert_after(used, used_end, Size::Free(end - used_end), tick);
-            self.index.attach(&self.spans, rest);
+            let behind = Size::Free(end - used_end);
+            left.behind = self.spans.insert_after(used, used_end, behind, tick);
         }
-        if start > offset {
-            self.index.attach(&self.spans, id);
-        } else {
-            self.index.vacate(&self.spans, offset);
-        }
+        self.index.cut(&self.spans, offset, left);
         used
     }
 
@@ -203,10 +211,7 @@ impl<I: Index> Space<I> {
         span.set(Size::Free(end - start));
         // The parts merged were free at an earlier tick, so this one is the latest.
         span.tick = tick;
-        self.index.attach(&self.spans, merged);
-        if let Some(dead_offset) = dead_offset {
-            self.index.vacate(&self.spans, dead_offset);
-        }
+        self.index.merge(&self.spans, merged, dead_offset);
     }
 
     /// Length of the used span that starts at `offset`.

@@ -11,7 +11,7 @@ use crate::sparse::SparseTable;
 use crate::{GRANULE_BYTES, NIL};
 
 /// `log2` of the bytes of a cell.
-pub(crate) const CELL_SHIFT: u32 = 18;
+pub(crate) const CELL_SHIFT: u32 = 20;
 
 /// The cell in which `offset` lies.
 #[inline(always)]
@@ -152,10 +152,25 @@ impl Spans {
     /// The largest free span that starts in `cell`, in bytes; 0 if there is none.
     #[inline(always)]
     pub(crate) fn largest_free_in(&self, cell: usize) -> u64 {
+        self.largest_free_from(self.first_in(cell), cell)
+    }
+
+    /// The same of the span `id`, which ends in `cell` or behind it, and those that follow it.
+    #[inline(always)]
+    pub(crate) fn largest_free_behind(&self, id: u32, cell: usize) -> u64 {
+        let span = self.at(id);
+        // Do not touch the next span's cache line unless it may start in the cell.
+        if cell_of(span.end()) > cell { 0 } else { self.largest_free_from(span.next, cell) }
+    }
+
+    /// The same of the span `id`, which starts in `cell` or behind it, or is `NIL`, and those that
+    /// follow it.
+    #[inline(always)]
+    pub(crate) fn largest_free_from(&self, id: u32, cell: usize) -> u64 {
         let cell_end = (cell as u64 + 1) << CELL_SHIFT;
         let mut largest = 0;
+        let mut id = id;
         // Almost always one step: a long free span, or a long used one.
-        let mut id = self.first_in(cell);
         while id != NIL {
             let span = self.at(id);
             if span.offset >= cell_end {

@@ -17,7 +17,7 @@
 //! Values are lengths in granules, cut off at `i32::MAX` (1 TiB): a search for more finds cells
 //! that may hold enough, and the caller looks.
 
-use super::lanes::{Group, Lanes};
+use super::lanes::{FANOUT, Group, Lanes};
 use crate::GRANULE_SHIFT;
 
 /// `log2` of the cells of a region, which is 1 GiB.
@@ -25,8 +25,7 @@ const REGION_SHIFT: u32 = 12;
 const REGION_CELLS: usize = 1 << REGION_SHIFT;
 
 /// `log2` of the children of a node.
-const FANOUT_SHIFT: u32 = 4;
-const FANOUT: usize = 1 << FANOUT_SHIFT;
+const FANOUT_SHIFT: u32 = FANOUT.trailing_zeros();
 /// Levels inside a region.
 const REGION_LEVELS: u32 = REGION_SHIFT / FANOUT_SHIFT;
 
@@ -160,18 +159,18 @@ impl MaxTree {
     pub(crate) fn first<L: Lanes>(&self, lanes: L, need: i32) -> Option<usize> {
         let mut at = 0usize;
         for level in self.upper.iter().rev() {
-            let found = lanes.at_least(level.get(at)?, need);
-            if found == 0 {
+            let found = lanes.first_at_least(level.get(at)?, 0, need);
+            if found == FANOUT {
                 return None;
             }
-            at = at * FANOUT + found.trailing_zeros() as usize;
+            at = at * FANOUT + found;
         }
         let region = self.regions.get(at)?.as_ref()?;
         // A parent tells the truth, so from here on a lane is found.
-        let top = lanes.at_least(&region.top, need).trailing_zeros() as usize % FANOUT;
-        let middle = lanes.at_least(&region.middle[top], need).trailing_zeros() as usize % FANOUT;
+        let top = lanes.first_at_least(&region.top, 0, need) % FANOUT;
+        let middle = lanes.first_at_least(&region.middle[top], 0, need) % FANOUT;
         let group = top * FANOUT + middle;
-        let cell = lanes.at_least(&region.cells[group], need).trailing_zeros() as usize % FANOUT;
+        let cell = lanes.first_at_least(&region.cells[group], 0, need) % FANOUT;
         Some(at * REGION_CELLS + group * FANOUT + cell)
     }
 
@@ -182,9 +181,9 @@ impl MaxTree {
         let mut lane = from;
         for level in 0..levels {
             if let Some(group) = self.group(level, lane / FANOUT) {
-                let found = lanes.at_least(group, need) >> (lane % FANOUT) << (lane % FANOUT);
-                if found != 0 {
-                    lane = lane / FANOUT * FANOUT + found.trailing_zeros() as usize;
+                let found = lanes.first_at_least(group, lane % FANOUT, need);
+                if found < FANOUT {
+                    let lane = lane / FANOUT * FANOUT + found;
                     return self.descend(lanes, level, lane, need);
                 }
             }
@@ -198,8 +197,8 @@ impl MaxTree {
     fn descend<L: Lanes>(&self, lanes: L, level: u32, lane: usize, need: i32) -> Option<usize> {
         let mut lane = lane;
         for below in (0..level).rev() {
-            let found = lanes.at_least(self.group(below, lane)?, need);
-            lane = lane * FANOUT + found.trailing_zeros() as usize;
+            let found = lanes.first_at_least(self.group(below, lane)?, 0, need);
+            lane = lane * FANOUT + found;
         }
         Some(lane)
     }

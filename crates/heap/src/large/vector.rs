@@ -29,11 +29,21 @@ pub(crate) fn alloc(space: &mut VectorSpace, bytes: u64, align: u64) -> Option<u
 
 /// [`Space::free`].
 #[inline]
-pub(crate) fn free(space: &mut VectorSpace, offset: u64, tick: u64) -> Option<u64> {
+pub(crate) fn free(
+    space: &mut VectorSpace,
+    offset: u64,
+    wanted_bytes: u64,
+    tick: u64,
+) -> Option<u64> {
     #[target_feature(enable = "avx2")]
-    fn with_avx2(space: &mut VectorSpace, offset: u64, tick: u64) -> Option<u64> {
-        space.free(offset, tick)
+    fn with_avx2(
+        space: &mut VectorSpace,
+        offset: u64,
+        wanted_bytes: u64,
+        tick: u64,
+    ) -> Option<u64> {
+        space.free(offset, wanted_bytes, tick)
     }
     // SAFETY: as in `alloc`.
-    unsafe { with_avx2(space, offset, tick) }
+    unsafe { with_avx2(space, offset, wanted_bytes, tick) }
 }

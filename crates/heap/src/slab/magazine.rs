@@ -4,7 +4,7 @@
 //! its first granule. The price is that it can serve no other size and pins its slab; so magazines
 //! are short, and drained before anything grows.
 
-use super::table::{State, Table};
+use super::table::{Granule, State, Table};
 use crate::{GRANULE_BYTES, NIL};
 
 /// A stack linked through the first granules of its blocks.
@@ -27,29 +27,28 @@ impl Magazines {
         Self { by_units: vec![empty; units_max as usize + 1], depth }
     }
 
-    /// Hands out the block of this length that was freed last.
+    /// The block of this length that was freed last, or `NIL`.
     #[inline(always)]
-    pub(crate) fn pop(&mut self, table: &mut Table, units: u32) -> Option<u32> {
+    pub(crate) fn top(&self, units: u32) -> u32 {
+        self.by_units[units as usize].top
+    }
+
+    /// Hands out the top of the stack of this length, whose first granule is given.
+    #[inline(always)]
+    pub(crate) fn pop(&mut self, granule: &mut Granule, units: u32) {
         let magazine = &mut self.by_units[units as usize];
-        let handle = magazine.top;
-        if handle == NIL {
-            return None;
-        }
-        let granule = table.granule_mut(handle);
         granule.set_state(State::Used);
         magazine.top = granule.next;
         magazine.count -= 1;
-        Some(handle)
     }
 
-    /// Holds a freed block back; false if the magazine is full.
+    /// Holds a freed block back, whose first granule is given; false if the magazine is full.
     #[inline(always)]
-    pub(crate) fn push(&mut self, table: &mut Table, handle: u32, units: u32) -> bool {
+    pub(crate) fn push(&mut self, granule: &mut Granule, handle: u32, units: u32) -> bool {
         let magazine = &mut self.by_units[units as usize];
         if magazine.count >= self.depth {
             return false;
         }
-        let granule = table.granule_mut(handle);
         granule.set_state(State::Cached);
         granule.next = magazine.top;
         magazine.top = handle;

@@ -63,17 +63,21 @@ impl Slabs {
     /// Takes `units` granules from a magazine or a slab; `None` if a new slab is needed.
     #[inline(always)]
     pub(crate) fn alloc(&mut self, units: u32) -> Option<u64> {
-        let handle = match self.magazines.pop(&mut self.table, units) {
-            Some(handle) => handle,
-            None => self.cut(units)?,
+        let handle = self.magazines.top(units);
+        let offset = if handle != NIL {
+            let (offset, granule) = self.table.block_mut(handle);
+            self.magazines.pop(granule, units);
+            offset
+        } else {
+            self.cut(units)?
         };
         self.used_bytes += u64::from(units) << GRANULE_SHIFT;
         self.blocks += 1;
-        Some(self.table.offset(handle))
+        Some(offset)
     }
 
-    /// Cuts a block from the low end of the best free one.
-    fn cut(&mut self, units: u32) -> Option<u32> {
+    /// Cuts a block from the low end of the best free one, and returns its offset.
+    fn cut(&mut self, units: u32) -> Option<u64> {
         let handle = self.bins.best_fit(units)?;
         self.bins.remove(&mut self.table, handle);
         // The low end is handed out; the rest stays free behind it.
@@ -86,12 +90,11 @@ impl Slabs {
         }
         let slab = self.table.slab_of(handle);
         self.table.slab_mut(slab).live += 1;
-        Some(handle)
+        Some(self.table.offset(handle))
     }
 
     /// The block at `offset`: `None` if the offset lies in no slab, an error if no block handed
     /// out starts there.
-    #[inline(always)]
     fn find(&self, offset: u64) -> Option<Result<u32, NoBlock>> {
         let number = self.numbers.get((offset >> self.slab_shift) as usize);
         if number == NIL {
@@ -103,26 +106,30 @@ impl Slabs {
         Some(if used && offset.is_multiple_of(GRANULE_BYTES) { Ok(handle) } else { Err(NoBlock) })
     }
 
-    /// Frees the block at `offset`, if it has the length that is wanted, or any: `None` if the
-    /// offset lies in no slab.
+    /// Frees the block at `offset`, if it has `wanted_bytes` or those are 0: `None` if the offset
+    /// lies in no slab.
     #[inline(always)]
     pub(crate) fn free(
         &mut self,
         offset: u64,
-        wanted_bytes: Option<u64>,
+        wanted_bytes: u64,
     ) -> Option<Result<Freed, NoBlock>> {
-        let handle = match self.find(offset)? {
-            Ok(handle) => handle,
-            Err(no_block) => return Some(Err(no_block)),
-        };
-        let units = self.table.granule(handle).units();
+        let number = self.numbers.get((offset >> self.slab_shift) as usize);
+        if number == NIL {
+            return None;
+        }
+        let (handle, granule) = self.table.find_mut(number, offset);
+        let units = granule.units();
         let bytes = u64::from(units) << GRANULE_SHIFT;
-        if wanted_bytes.is_some_and(|wanted| wanted != bytes) {
+        if granule.state() != State::Used
+            || !offset.is_multiple_of(GRANULE_BYTES)
+            || (wanted_bytes != 0 && wanted_bytes != bytes)
+        {
             return Some(Err(NoBlock));
         }
         self.used_bytes -= bytes;
         self.blocks -= 1;
-        let empty_slab = if self.magazines.push(&mut self.table, handle, units) {
+        let empty_slab = if self.magazines.push(granule, handle, units) {
             None
         } else {
             self.give_back(handle)
@@ -182,7 +189,12 @@ impl Slabs {
     pub(crate) fn drain(&mut self, give_back: &mut dyn FnMut(u64)) -> bool {
         let mut moved = false;
         for units in 1..=self.magazines.units_max() {
-            while let Some(handle) = self.magazines.pop(&mut self.table, units) {
+            loop {
+                let handle = self.magazines.top(units);
+                if handle == NIL {
+                    break;
+                }
+                self.magazines.pop(self.table.granule_mut(handle), units);
                 moved = true;
                 if let Some(base) = self.give_back(handle) {
                     give_back(base);
@@ -295,7 +307,7 @@ mod tests {
 
     /// Frees the block at a granule within the slab; returns the slab if that emptied it.
     fn free(slabs: &mut Slabs, granule: u64) -> Option<u64> {
-        let freed = slabs.free(SLAB_BYTES + granule * GRANULE_BYTES, None);
+        let freed = slabs.free(SLAB_BYTES + granule * GRANULE_BYTES, 0);
         let Some(Ok(freed)) = freed else { panic!("no block at granule {granule}") };
         slabs.verify().expect("consistent");
         freed.empty_slab
@@ -328,7 +340,7 @@ mod tests {
             assert_eq!(free(&mut slabs, granule), emptied.then_some(SLAB_BYTES));
         }
         assert_eq!((slabs.count(), slabs.used_bytes(), slabs.blocks()), (0, 0, 0));
-        assert!(slabs.free(SLAB_BYTES, None).is_none());
+        assert!(slabs.free(SLAB_BYTES, 0).is_none());
         // The table of the slab is used again, and holds no trace of the old blocks.
         slabs.add(0);
         assert_eq!(slabs.alloc(128), Some(0));
@@ -345,7 +357,7 @@ mod tests {
             assert_eq!(free(&mut slabs, granule), None);
         }
         assert_eq!(slabs.magazine_bytes(), 2 * 2 * GRANULE_BYTES);
-        assert!(matches!(slabs.free(SLAB_BYTES, None), Some(Err(NoBlock))), "a second free");
+        assert!(matches!(slabs.free(SLAB_BYTES, 0), Some(Err(NoBlock))), "a second free");
         assert_eq!(alloc(&mut slabs, 2), Some(4));
         assert_eq!(alloc(&mut slabs, 2), Some(0));
         // 6 did not fit into the magazine and is merged with the rest of the slab.

@@ -143,6 +143,23 @@ impl Table {
         &mut self.slabs[slab as usize].granules[unit as usize]
     }
 
+    /// Offset and first granule of a block.
+    #[inline(always)]
+    pub(crate) fn block_mut(&mut self, handle: u32) -> (u64, &mut Granule) {
+        let (slab, unit) = (self.slab_of(handle), self.unit_of(handle));
+        let slab = &mut self.slabs[slab as usize];
+        (slab.base + (u64::from(unit) << GRANULE_SHIFT), &mut slab.granules[unit as usize])
+    }
+
+    /// Handle and first granule of the block that lies at an offset of a slab.
+    #[inline(always)]
+    pub(crate) fn find_mut(&mut self, number: u32, offset: u64) -> (u32, &mut Granule) {
+        let shift = self.shift;
+        let slab = &mut self.slabs[number as usize];
+        let unit = ((offset - slab.base) >> GRANULE_SHIFT) as u32;
+        (number << shift | unit, &mut slab.granules[unit as usize])
+    }
+
     /// Offset of a block.
     #[inline(always)]
     pub(crate) fn offset(&self, handle: u32) -> u64 {

@@ -24,9 +24,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam::utils::CachePadded;
 use parking_lot::Mutex;
-use spin::RelaxStrategy;
-use spin::mutex::{SpinMutex, SpinMutexGuard};
 use vmm_heap::{Heap, HeapConfig};
+use vmm_lock::BiasedMutex;
 use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, process};
 
@@ -54,26 +53,11 @@ use marks::Marks;
 pub(crate) struct LaneCell {
     /// Where the directory finds it.
     number: u32,
-    state: CachePadded<SpinMutex<Option<LaneState>, Yielding>>,
+    state: CachePadded<BiasedMutex<Option<LaneState>>>,
 }
 
 /// A lane's state under its lock.
-pub(crate) type LaneGuard<'a> = SpinMutexGuard<'a, Option<LaneState>, Yielding>;
-
-/// How a thread waits for a lane's lock: by giving up the processor, since the holder may be waiting
-/// for one. Waits are short and rare: no driver call is made under the lock, and a lane belongs to
-/// a stream, which belongs to few threads. In exchange an uncontended lock and unlock is one atomic
-/// exchange and a store, which is half of what a lock with a parking lot costs.
-#[derive(Debug)]
-pub(crate) struct Yielding;
-
-impl RelaxStrategy for Yielding {
-    #[inline]
-    fn relax() {
-        std::hint::spin_loop();
-        std::thread::yield_now();
-    }
-}
+pub(crate) type LaneGuard<'a> = vmm_lock::Guard<'a, Option<LaneState>>;
 
 /// Shells of lanes that retired.
 static VACANT: Mutex<Vec<&'static LaneCell>> = Mutex::new(Vec::new());
@@ -149,7 +133,7 @@ impl fmt::Debug for LaneState {
 impl LaneCell {
     /// A shell without a lane; the directory makes them.
     pub(crate) fn vacant(number: u32) -> LaneCell {
-        LaneCell { number, state: CachePadded::new(SpinMutex::new(None)) }
+        LaneCell { number, state: CachePadded::new(BiasedMutex::new(None)) }
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -204,7 +188,7 @@ impl LaneCell {
 
 impl LaneState {
     /// Counts a block as live and makes the buffer for it.
-    #[inline]
+    #[inline(always)]
     fn hand_out(&mut self, cell: &'static LaneCell, block: vmm_heap::Block, bytes: u64) -> Buffer {
         let live = &mut self.live;
         live.buffers += 1;
