@@ -31,8 +31,8 @@ pub(crate) fn heavy() {
 
 #[cfg(target_os = "linux")]
 fn register() -> bool {
-    let wanted = libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED
-        | libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED;
+    let wanted =
+        libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED | libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED;
     let offered = membarrier(libc::MEMBARRIER_CMD_QUERY);
     offered >= 0
         && offered & i64::from(wanted) == i64::from(wanted)

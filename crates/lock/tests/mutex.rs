@@ -67,7 +67,7 @@ fn torture(needed: u32, intruders: u64, breaks: u64) {
 
 #[test]
 fn the_owner_and_an_intruder_are_never_inside_together() {
-    torture(1, 1, 20_000);
+    torture(1, 1, 60_000);
 }
 
 #[test]

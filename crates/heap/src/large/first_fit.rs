@@ -1,11 +1,13 @@
 //! First fit by address.
 //!
-//! The tree holds for each cell of 256 KiB the largest free span that starts in it, so the lowest
+//! The tree holds for each cell of 1 MiB the largest free span that starts in it, so the lowest
 //! address that fits is in the lowest cell that holds enough. How many free spans start in a cell
 //! is not limited: exact ranges, trimmed tails, requests without slabs and slabs of any size may
 //! leave several. Then the walk over the spans of the cell, in address order, picks the first that
-//! fits, and the cell's value is worked out anew by the same walk after each change. While blocks
-//! are larger than a cell, both see one span, and the cost is that of the tree.
+//! fits, and the cell's value is worked out anew by the same walk after each change. As a
+//! rule both see one span or two, and the cost is that of the tree. (Cells of 256 KiB, in which never
+//! more than one block starts: 5 % slower on traces of training, for tables four times as long. Of
+//! 2 MiB: no faster.)
 //!
 //! # What was tried and dropped
 //!

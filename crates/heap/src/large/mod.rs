@@ -39,12 +39,7 @@ fn alloc<I: Index>(space: &mut Space<I>, bytes: u64, align: u64) -> Option<u64> 
 
 /// [`Space::free`] likewise.
 #[inline(never)]
-fn free<I: Index>(
-    space: &mut Space<I>,
-    offset: u64,
-    wanted_bytes: u64,
-    tick: u64,
-) -> Option<u64> {
+fn free<I: Index>(space: &mut Space<I>, offset: u64, wanted_bytes: u64, tick: u64) -> Option<u64> {
     space.free(offset, wanted_bytes, tick)
 }
 

@@ -3,9 +3,9 @@
 //! Spans live in an arena, linked by index in address order. Space that was never inserted, or was
 //! removed, is simply not covered: two neighbours in the list are adjacent only if one ends where
 //! the other starts. To find a span from an address, a table holds the first one that starts in
-//! each cell of 256 KiB; the others that start there follow it in the list. Up to 512 may start in
-//! one cell, so nothing here depends on how large blocks are; but while all are larger than a cell,
-//! at most one free and one used span start in it, and every walk ends after two steps.
+//! each cell of 1 MiB; the others that start there follow it in the list. Up to 2048 may start in
+//! one cell, so nothing here depends on how large blocks are; but blocks below 256 KiB come from
+//! slabs, so as a rule few start in a cell, and a walk ends after a step or two.
 
 use crate::sparse::SparseTable;
 use crate::{GRANULE_BYTES, NIL};

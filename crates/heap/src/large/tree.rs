@@ -3,12 +3,12 @@
 //! Each node has sixteen children and knows the largest value below each. The lowest three levels
 //! belong to a region of 4096 cells and are made when space appears there; the levels above span
 //! all regions and gain one when there are sixteen times as many. So the tree grows with the
-//! addresses in use, and a gap of many TiB costs four bytes for each GiB.
+//! addresses in use, and a gap of many TiB costs four bytes for each 4 GiB.
 //!
 //! ```text
-//! upper[1]    |root|                       one lane: 16 GiB
-//! upper[0]    |..16 regions..| ...         one lane: a region, 1 GiB
-//! region top, middle, cells                one lane: 64 MiB, 4 MiB, a cell of 256 KiB
+//! upper[1]    |root|                       one lane: 64 GiB
+//! upper[0]    |..16 regions..| ...         one lane: a region, 4 GiB
+//! region top, middle, cells                one lane: 256 MiB, 16 MiB, a cell of 1 MiB
 //! ```
 //!
 //! A search goes down from the root: at each level the lowest lane that is large enough. A change
@@ -20,7 +20,7 @@
 use super::lanes::{FANOUT, Group, Lanes};
 use crate::GRANULE_SHIFT;
 
-/// `log2` of the cells of a region, which is 1 GiB.
+/// `log2` of the cells of a region, which is 4 GiB.
 const REGION_SHIFT: u32 = 12;
 const REGION_CELLS: usize = 1 << REGION_SHIFT;
 

@@ -129,11 +129,8 @@ impl Slabs {
         }
         self.used_bytes -= bytes;
         self.blocks -= 1;
-        let empty_slab = if self.magazines.push(granule, handle, units) {
-            None
-        } else {
-            self.give_back(handle)
-        };
+        let empty_slab =
+            if self.magazines.push(granule, handle, units) { None } else { self.give_back(handle) };
         Some(Ok(Freed { bytes, empty_slab }))
     }
 
