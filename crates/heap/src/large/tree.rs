@@ -38,6 +38,9 @@ struct Region {
 
 const _: () = assert!(REGION_LEVELS == 3);
 
+/// Regions that a search looks at one by one: 16 GiB.
+const FEW_REGIONS: usize = 4;
+
 /// The tree.
 pub(crate) struct MaxTree {
     regions: Vec<Option<Box<Region>>>,
@@ -157,6 +160,30 @@ impl MaxTree {
     /// The lowest cell whose value is at least `need`, which is above 0.
     #[inline(always)]
     pub(crate) fn first<L: Lanes>(&self, lanes: L, need: i32) -> Option<usize> {
+        let (at, region, top) = self.first_in_top(lanes, need)?;
+        // A parent tells the truth, so from here on a lane is found.
+        let middle = lanes.first_at_least(&region.middle[top], 0, need) % FANOUT;
+        let group = top * FANOUT + middle;
+        let cell = lanes.first_at_least(&region.cells[group], 0, need) % FANOUT;
+        Some(at * REGION_CELLS + group * FANOUT + cell)
+    }
+
+    /// The lowest region that holds `need`, and the lane of its top that does.
+    #[inline(always)]
+    fn first_in_top<L: Lanes>(&self, lanes: L, need: i32) -> Option<(usize, &Region, usize)> {
+        // A few regions are looked at one by one: which of them it is, is mostly the same as last
+        // time, so the processor guesses and need not wait for a level of the tree.
+        for (at, region) in self.regions.iter().take(FEW_REGIONS).enumerate() {
+            if let Some(region) = region {
+                let top = lanes.first_at_least(&region.top, 0, need);
+                if top < FANOUT {
+                    return Some((at, region, top));
+                }
+            }
+        }
+        if self.regions.len() <= FEW_REGIONS {
+            return None;
+        }
         let mut at = 0usize;
         for level in self.upper.iter().rev() {
             let found = lanes.first_at_least(level.get(at)?, 0, need);
@@ -166,12 +193,7 @@ impl MaxTree {
             at = at * FANOUT + found;
         }
         let region = self.regions.get(at)?.as_ref()?;
-        // A parent tells the truth, so from here on a lane is found.
-        let top = lanes.first_at_least(&region.top, 0, need) % FANOUT;
-        let middle = lanes.first_at_least(&region.middle[top], 0, need) % FANOUT;
-        let group = top * FANOUT + middle;
-        let cell = lanes.first_at_least(&region.cells[group], 0, need) % FANOUT;
-        Some(at * REGION_CELLS + group * FANOUT + cell)
+        Some((at, region, lanes.first_at_least(&region.top, 0, need) % FANOUT))
     }
 
     /// The lowest cell from `from` on whose value is at least `need`, which is above 0. Climbs
