@@ -137,11 +137,11 @@ fn serve(device: &Device, stopped: &dyn Fn() -> bool) {
             }
             sweep(lane.cell, Wait::No, Turn::Background);
         }
-        device.leaving.sweep(device, Wait::No, Turn::Background);
+        device.sweep_leaving(Wait::No, Turn::Background);
     }
     idle::look(device, stopped);
     let (low, high) = (device.plan.stock_low_bytes, device.plan.stock_high_bytes);
-    if let Err(shortage) = device.stock_up(low, high, Turn::Background, stopped) {
+    if let Err(shortage) = device.depot.stock_up(low, high, Turn::Background, stopped) {
         // No memory to be had now; the next period asks again.
         tracing::debug!(?shortage, "the stock stays below its low mark");
     }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use vmm_sys::topology;
 use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver, DriverError, GranularityKind};
 
+use crate::depot::Terms;
 use crate::error::Error;
 use crate::trace::Recorder;
 use crate::turn::Turn;
@@ -109,6 +110,18 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// The device as a place of memory.
+    pub(crate) fn terms(&self) -> Terms {
+        Terms {
+            plain: self.props,
+            warmer: self.device,
+            granularity_bytes: self.granularity_bytes,
+            stock_chunk_bytes: self.stock_chunk_bytes(),
+            limit_bytes: self.limit_bytes,
+            stock_high_bytes: self.stock_high_bytes,
+        }
+    }
+
     /// The length of chunks made ahead of need: the longest that growth asks for, since long
     /// chunks cost least a byte and the stock serves shorter needs by creation.
     pub(crate) fn stock_chunk_bytes(&self) -> u64 {

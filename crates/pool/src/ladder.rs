@@ -270,7 +270,7 @@ impl Climb {
             Rung::Create | Rung::Exact | Rung::OwnOnly => {}
             Rung::WaitLimbo => {
                 sweep(lane.cell, wait, Turn::Requester);
-                device.leaving.sweep(device, wait, Turn::Requester);
+                device.sweep_leaving(wait, Turn::Requester);
             }
             Rung::OtherLanes => empty_lanes(device, Some(lane), wait),
             Rung::ReleaseStock => {
@@ -315,7 +315,7 @@ fn empty_lanes(device: &Device, except: Option<LaneRef>, wait: Wait) {
             trim(lane, wait, Turn::Requester);
         }
     }
-    device.leaving.sweep(device, wait, Turn::Requester);
+    device.sweep_leaving(wait, Turn::Requester);
 }
 
 /// Asks others for room, unless this thread is doing that already.

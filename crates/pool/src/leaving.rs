@@ -1,14 +1,16 @@
-//! [`Leaving`]: mappings of no lane any more, on their way to the shelf.
+//! [`Leaving`]: mappings that belong to nobody any more, on their way to the shelf of their place.
 //!
 //! A lane that ends hands its mappings over with the gates of their last users; what the driver
 //! refused to unmap comes here too, and is tried again. So ending a lane never waits for the GPU.
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use vmm_sys::object::{Chunk, Mapping, RelaxedCapture};
 
+use crate::depot::Depot;
 use crate::device::Device;
 use crate::lane::{Asker, Gate, Pending, Wait};
 use crate::turn::Turn;
@@ -21,26 +23,28 @@ pub(crate) struct Entry {
     gates: Vec<Gate>,
 }
 
-/// The mappings of a device that belong to no lane.
+/// The mappings of a place's chunks that belong to nobody.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     entries: Mutex<Vec<Entry>>,
+    /// How many there are, those in the hands of a sweep included.
+    count: AtomicUsize,
     /// Held while entries are in a sweep's hands: whoever waits for memory must not miss them.
     sweep: Mutex<()>,
 }
 
 impl Leaving {
     /// Takes mappings over, until all the gates have passed.
-    pub(crate) fn add(
-        &self,
-        device: &Device,
-        mappings: impl Iterator<Item = Mapping>,
-        gates: Vec<Gate>,
-    ) {
+    pub(crate) fn add(&self, mappings: impl Iterator<Item = Mapping>, gates: Vec<Gate>) {
         let mut entries = self.entries.lock();
         let before = entries.len();
         entries.extend(mappings.map(|mapping| Entry { mapping, gates: gates.clone() }));
-        device.limbo_grew(entries.len() - before);
+        self.count.fetch_add(entries.len() - before, Ordering::Relaxed);
+    }
+
+    /// Whether nothing is on its way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
     }
 
     /// What is on its way.
@@ -58,42 +62,43 @@ impl Leaving {
 
     /// Unmaps what has passed its gates and settles the chunks; with [`Wait::Yes`], everything that
     /// is here now. Waiting takes nothing out, so that what is finished is there for other threads.
-    pub(crate) fn sweep(&self, device: &Device, wait: Wait, turn: Turn) {
+    /// `keeper` lends its events; the place is `depot`.
+    pub(crate) fn sweep(&self, keeper: &Device, depot: &Depot, wait: Wait, turn: Turn) {
         if self.entries.lock().is_empty() && wait == Wait::No {
             return;
         }
         match wait {
             Wait::No => {
                 if let Some(_alone) = self.sweep.try_lock() {
-                    self.sweep_once(device, turn);
+                    self.sweep_once(keeper, depot, turn);
                 }
             }
             Wait::Yes => {
                 let alone = self.sweep.lock();
-                self.sweep_once(device, turn);
+                self.sweep_once(keeper, depot, turn);
                 drop(alone);
                 let pending = Pending::of(self.entries.lock().iter().flat_map(|it| &it.gates));
-                if pending.wait(device) {
+                if pending.wait(keeper) {
                     let _alone = self.sweep.lock();
-                    self.sweep_once(device, turn);
+                    self.sweep_once(keeper, depot, turn);
                 }
             }
         }
     }
 
-    fn sweep_once(&self, device: &Device, turn: Turn) {
-        let _carrying = device.carry();
+    fn sweep_once(&self, keeper: &Device, depot: &Depot, turn: Turn) {
+        let _carrying = depot.carry();
         let entries = std::mem::take(&mut *self.entries.lock());
         if entries.is_empty() {
             return;
         }
         let count = entries.len();
-        let kept = match RelaxedCapture::enter(&device.driver) {
+        let kept = match RelaxedCapture::enter(&keeper.driver) {
             Ok(_relaxed) => {
-                let mut asker = Asker::new(device);
+                let mut asker = Asker::new(keeper);
                 let mut kept = Vec::new();
                 for entry in entries {
-                    kept.extend(leave(device, &mut asker, entry, turn));
+                    kept.extend(leave(depot, &mut asker, entry, turn));
                 }
                 asker.finish();
                 kept
@@ -101,19 +106,19 @@ impl Leaving {
             // Without the relaxed mode a query could end somebody's capture: nothing is asked.
             Err(_) => entries,
         };
-        device.limbo_shrank(count - kept.len());
+        self.count.fetch_sub(count - kept.len(), Ordering::Relaxed);
         self.entries.lock().extend(kept);
     }
 
-    /// The end of the device: waits for the users of what is left in whatever way there is, and
+    /// The end of the place: waits for the users of what is left in whatever way there is, and
     /// lets it go. What cannot be waited for belongs to a context that is lost.
-    pub(crate) fn end(&self, device: &Device) {
-        self.sweep(device, Wait::Yes, Turn::Requester);
+    pub(crate) fn end(&self, keeper: &Device, depot: &Depot) {
+        self.sweep(keeper, depot, Wait::Yes, Turn::Requester);
         let entries = std::mem::take(&mut *self.entries.lock());
         if entries.is_empty() {
             return;
         }
-        let relaxed = RelaxedCapture::enter(&device.driver);
+        let relaxed = RelaxedCapture::enter(&keeper.driver);
         if let Err(error) = &relaxed {
             tracing::debug!(%error, "captures are not kept from harm");
         }
@@ -127,7 +132,7 @@ impl Leaving {
 }
 
 /// Unmaps an entry, or gives it back because its time has not come.
-fn leave(device: &Device, asker: &mut Asker<'_>, mut entry: Entry, turn: Turn) -> Option<Entry> {
+fn leave(depot: &Depot, asker: &mut Asker<'_>, mut entry: Entry, turn: Turn) -> Option<Entry> {
     entry.gates.retain_mut(|gate| !asker.ask(gate));
     if !entry.gates.is_empty() {
         return Some(entry);
@@ -135,7 +140,7 @@ fn leave(device: &Device, asker: &mut Asker<'_>, mut entry: Entry, turn: Turn) -
     let Entry { mapping, gates } = entry;
     match turn.with(|| mapping.unmap()) {
         Ok(chunk) => {
-            device.settle(chunk, turn);
+            depot.settle(chunk, turn);
             None
         }
         Err((mapping, error)) => {

@@ -36,6 +36,7 @@ mod budget;
 mod buffer;
 mod capture;
 mod config;
+mod depot;
 mod device;
 mod directory;
 mod error;

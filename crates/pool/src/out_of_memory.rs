@@ -130,7 +130,7 @@ pub(crate) fn room_bytes(
     info: Option<MemInfo>,
     cause: Option<&DriverError>,
 ) -> u64 {
-    let room = device.room_bytes();
+    let room = device.depot.room_bytes();
     match cause {
         None => room,
         Some(_) => room.min(info.map_or(0, |info| info.free_bytes)),
@@ -176,7 +176,7 @@ impl OutOfMemory {
         let (stats, plan) = (&self.stats, &device.plan);
         let mut hints = Vec::new();
         if self.cause.is_none() {
-            match device.binding_budget_bytes() {
+            match device.depot.binding_budget_bytes() {
                 Some(limit_bytes) => hints.push(Hint::RaiseBudget { limit_bytes }),
                 None if self.device_total_bytes.is_none_or(|total| plan.limit_bytes < total) => {
                     hints.push(Hint::RaiseLimit { limit_bytes: plan.limit_bytes });

@@ -11,7 +11,8 @@ use vmm_sys::{DeviceId, Driver};
 pub use builder::PoolBuilder;
 
 use crate::background::Background;
-use crate::device::{Device, Shortage};
+use crate::depot::Shortage;
+use crate::device::Device;
 use crate::error::Error;
 use crate::idle;
 use crate::lane::{self, Lane, LaneCell, Wait};
@@ -51,15 +52,15 @@ fn fill(device: &Device, bytes: u64, most_bytes: u64) -> Result<u64, Error> {
     }
     let span = tracing::debug_span!("vmm_pool.stock", device = device.plan.device.0, bytes);
     let _entered = span.enter();
-    device.stock_up(bytes, most_bytes, Turn::Requester, &|| false).map_err(
-        |shortage| match shortage {
+    device.depot.stock_up(bytes, most_bytes, Turn::Requester, &|| false).map_err(|shortage| {
+        match shortage {
             Shortage::Limit => stock_shortage(device, bytes, None),
             Shortage::Driver(error) if error.is_out_of_memory() => {
                 stock_shortage(device, bytes, Some(error))
             }
             Shortage::Driver(error) => error.into(),
-        },
-    )
+        }
+    })
 }
 
 /// The device is not asked for its free memory: it may have no context yet, and asking would make
@@ -154,14 +155,14 @@ impl Pool {
         }
         let span = tracing::debug_span!("vmm_pool.trim", device = device.plan.device.0);
         let _entered = span.enter();
-        let before = device.held_bytes();
+        let before = device.depot.held_bytes();
         let lanes = device.lanes.lock().all();
         for lane in lanes {
             lane::trim(lane, Wait::Yes, Turn::Requester);
         }
-        device.leaving.sweep(device, Wait::Yes, Turn::Requester);
+        device.sweep_leaving(Wait::Yes, Turn::Requester);
         device.release_stock(0, Turn::Requester);
-        Ok(before.saturating_sub(device.held_bytes()))
+        Ok(before.saturating_sub(device.depot.held_bytes()))
     }
 
     /// Gives idle memory of `device` back to the driver by its age: chunks that have lain in the
@@ -188,7 +189,7 @@ impl Pool {
         if let Some(since_ms) = now_ms.checked_sub(min_ms) {
             given += device.release_old_stock(since_ms, device.plan.stock_low_bytes, turn);
         }
-        let shelf_bytes = device.stock.lock().bytes();
+        let shelf_bytes = device.depot.stock.lock().bytes();
         idle::empty_idle(device, now_ms, min_ms, turn, &|| false);
         // What the lanes gave was idle for as long, though it comes to the shelf now.
         given += device.release_stock(shelf_bytes, turn);
@@ -250,7 +251,7 @@ impl Drop for PoolInner {
             let lanes = device.lanes.lock().all();
             lanes.into_iter().for_each(|lane| lane::close(lane, false));
             // Nobody comes by later.
-            device.leaving.sweep(device, Wait::Yes, Turn::Requester);
+            device.sweep_leaving(Wait::Yes, Turn::Requester);
         }
     }
 }

@@ -1,9 +1,11 @@
-//! [`Stock`]: chunks made ahead of need and not mapped. The free list of a device.
+//! [`Stock`]: chunks made ahead of need and not mapped. The free list of a place.
 //!
-//! Keyed by length; all chunks of one stock have the properties of their device's plan. A chunk
-//! that was mapped before is *warm*: mapping it again costs a third.
+//! Keyed by properties, fixed when a chunk is made, and length. A chunk that was mapped before is
+//! *warm*: mapping it again costs a third.
 
 use std::collections::BTreeMap;
+
+use vmm_sys::ChunkProps;
 use vmm_sys::object::Chunk;
 
 use crate::idle::Clock;
@@ -15,10 +17,10 @@ struct Shelf {
     fresh: Vec<(Chunk, u64)>,
 }
 
-/// The free list of a device.
+/// The free list of a place.
 #[derive(Debug)]
 pub(crate) struct Stock {
-    shelves: BTreeMap<u64, Shelf>,
+    shelves: BTreeMap<ChunkProps, BTreeMap<u64, Shelf>>,
     bytes: u64,
     clock: Clock,
 }
@@ -36,13 +38,14 @@ impl Stock {
     pub(crate) fn put(&mut self, chunk: Chunk, warm: bool) {
         let now_ms = self.clock.now_ms();
         self.bytes += chunk.bytes();
-        let shelf = self.shelves.entry(chunk.bytes()).or_default();
+        let kind = self.shelves.entry(*chunk.props()).or_default();
+        let shelf = kind.entry(chunk.bytes()).or_default();
         if warm { shelf.warm.push((chunk, now_ms)) } else { shelf.fresh.push((chunk, now_ms)) }
     }
 
-    /// A chunk of exactly `bytes`, a warm one first.
-    pub(crate) fn take(&mut self, bytes: u64) -> Option<Chunk> {
-        let shelf = self.shelves.get_mut(&bytes)?;
+    /// A chunk of exactly `bytes` with these properties, a warm one first.
+    pub(crate) fn take(&mut self, props: &ChunkProps, bytes: u64) -> Option<Chunk> {
+        let shelf = self.shelves.get_mut(props)?.get_mut(&bytes)?;
         let (chunk, _) = shelf.warm.pop().or_else(|| shelf.fresh.pop())?;
         self.bytes -= bytes;
         Some(chunk)
@@ -54,7 +57,10 @@ impl Stock {
         if self.bytes <= keep_bytes {
             return None;
         }
-        for (bytes, shelf) in self.shelves.iter_mut().rev() {
+        let kinds = self.shelves.values_mut();
+        let mut shelves: Vec<_> = kinds.flat_map(BTreeMap::iter_mut).collect();
+        shelves.sort_by_key(|(bytes, _)| std::cmp::Reverse(**bytes));
+        for (bytes, shelf) in shelves {
             for chunks in [&mut shelf.fresh, &mut shelf.warm] {
                 if let Some(place) = chunks.iter().rposition(|(_, came_ms)| *came_ms <= since_ms) {
                     self.bytes -= bytes;
@@ -65,8 +71,9 @@ impl Stock {
         None
     }
 
-    /// Lengths and how many there are of each, ascending.
-    pub(crate) fn counts(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
-        self.shelves.iter().map(|(bytes, s)| (*bytes, s.warm.len() + s.fresh.len()))
+    /// Lengths of chunks with these properties and how many there are of each, ascending.
+    pub(crate) fn counts(&self, props: &ChunkProps) -> impl Iterator<Item = (u64, usize)> + '_ {
+        let shelves = self.shelves.get(props).into_iter().flatten();
+        shelves.map(|(bytes, shelf)| (*bytes, shelf.warm.len() + shelf.fresh.len()))
     }
 }

@@ -11,7 +11,7 @@ use crate::lane::LaneState;
 
 /// Walks one device. Sums are checked only while no thread has memory of it in its hands.
 pub(crate) fn device(device: &Device) -> Result<(), String> {
-    let carries = device.carries();
+    let carries = device.depot.carries();
     let name = device.plan.device;
     // Held on, so that two threads never lock the same lanes in two orders.
     let list = device.lanes.lock();
@@ -33,9 +33,9 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
     }
     let mapped: u64 = states.iter().map(|state| state.region.mapped_bytes()).sum();
     let leaving = leaving_bytes(&states, device);
-    let shelf = device.stock.lock().bytes();
-    let held = device.held_bytes();
-    if carries.is_none() || device.carries() != carries {
+    let shelf = device.depot.stock.lock().bytes();
+    let held = device.depot.held_bytes();
+    if carries.is_none() || device.depot.carries() != carries {
         return Ok(());
     }
     if held != mapped + leaving + shelf {
@@ -58,7 +58,7 @@ fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
     let mut known: HashSet<*const Chunk> =
         placed.map(|(_, placed)| Arc::as_ptr(placed.mapping.chunk())).collect();
     let retired = states.iter().flat_map(|state| &state.limbo.retired);
-    let leaving = device.leaving.entries();
+    let leaving = device.depot.leaving.entries();
     retired
         .map(|entry| &entry.mapping)
         .chain(leaving.iter().map(|entry| &entry.mapping))

@@ -9,7 +9,8 @@ use vmm_sys::object::{Chunk, Mapping};
 use super::limbo::Retired;
 use super::window::Window;
 use super::{Lane, LaneState, retire};
-use crate::device::{Device, Shortage};
+use crate::depot::Shortage;
+use crate::device::Device;
 use crate::growth::{Piece, Source};
 use crate::region::{Region, Segment};
 use crate::turn::Turn;
@@ -120,7 +121,7 @@ pub(super) fn act(device: &Device, claim: &mut Claim) -> Result<(), Shortage> {
                 turn.with(|| mapping.set_access(&device.plan.grants)).map_err(Shortage::Driver)?;
             }
             Err(error) => {
-                device.settle(kept, turn);
+                device.depot.settle(kept, turn);
                 return Err(Shortage::Driver(error));
             }
         }
@@ -137,13 +138,13 @@ pub(super) fn hand_back(lane: &Lane, claim: Claim) {
     for mut part in claim.parts {
         places.push((part.first_slot, part.slots));
         match part.supplied.take() {
-            Some(Supplied::Stock(chunk)) => device.settle(Arc::new(chunk), turn),
-            Some(Supplied::Alias(chunk)) => device.settle(chunk, turn),
+            Some(Supplied::Stock(chunk)) => device.depot.settle(Arc::new(chunk), turn),
+            Some(Supplied::Alias(chunk)) => device.depot.settle(chunk, turn),
             Some(Supplied::Create(_)) | None => {}
         }
         let Some(mapping) = part.mapping.take() else { continue };
         match turn.with(|| mapping.unmap()) {
-            Ok(chunk) => device.settle(chunk, turn),
+            Ok(chunk) => device.depot.settle(chunk, turn),
             Err((mapping, _)) => {
                 let (first_slot, slots) = (part.first_slot, part.slots);
                 stuck.push(Retired { mapping, first_slot, slots, gates: Vec::new() });

@@ -149,7 +149,7 @@ pub(crate) fn retire(cell: &'static LaneCell) {
     let Some(mut state) = guard.take_if(|state| state.should_retire()) else { return };
     let device = state.device.clone();
     // Before the lock goes: nobody may find the lane gone and its memory nowhere.
-    let _carrying = device.carry();
+    let _carrying = device.depot.carry();
     state.unlist(cell);
     drop(guard);
     device.lanes.lock().remove(state.stream.id(), state.id);
@@ -175,6 +175,6 @@ fn tear_down(mut state: LaneState, device: &Device) {
     }
     let mut gates = state.own_gates();
     gates.extend(parked.into_iter().flat_map(|parked| parked.into_gates()));
-    device.leaving.add(device, mappings.into_iter(), gates);
-    device.leaving.sweep(device, Wait::No, Turn::Requester);
+    device.depot.leaving.add(mappings.into_iter(), gates);
+    device.sweep_leaving(Wait::No, Turn::Requester);
 }

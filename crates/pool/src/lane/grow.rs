@@ -15,7 +15,8 @@ use super::window::{Window, choose_window, runs};
 use super::{Lane, LaneState, Wait, sweep};
 use crate::buffer::Buffer;
 use crate::capture;
-use crate::device::{Device, Shortage};
+use crate::depot::Shortage;
+use crate::device::Device;
 use crate::error::Error;
 use crate::growth::{self, Piece, Source, Supply};
 use crate::idle;
@@ -73,7 +74,7 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
         return private.alloc_with(request);
     }
     idle::look_in_passing(device);
-    let shelf_bytes = device.stock.lock().bytes();
+    let shelf_bytes = device.depot.stock.lock().bytes();
     let served = climb_to_memory(lane, request);
     if !matches!(served, Ok(Ok(_))) {
         // What was made for this request alone is of no use to anybody.
@@ -94,7 +95,7 @@ fn climb_to_memory(
     let mut moves = Moves::Unasked;
     for _ in 0..ROUNDS_MAX {
         sweep(lane.cell, Wait::No, Turn::Requester);
-        device.leaving.sweep(device, Wait::No, Turn::Requester);
+        device.sweep_leaving(Wait::No, Turn::Requester);
         match attempt(lane, request, climb.rung(), moves)? {
             Outcome::Done(buffer) => return Ok(Ok(buffer)),
             Outcome::Reserve(miss) => reserve(lane, &miss)?,
@@ -168,7 +169,11 @@ fn plan(
 ) -> Planned {
     let slot_bytes = state.region.slot_bytes();
     let terms = Terms {
-        create_slots: if rung == Rung::OwnOnly { 0 } else { device.room_bytes() / slot_bytes },
+        create_slots: if rung == Rung::OwnOnly {
+            0
+        } else {
+            device.depot.room_bytes() / slot_bytes
+        },
         with_stock: true,
         exact: rung != Rung::Create,
         may_move: moves != Moves::No,
@@ -183,7 +188,8 @@ fn plan(
     if moving && moves == Moves::Unasked {
         return Planned::AskCapture;
     }
-    let mut take = |slots: u32| stock.take(u64::from(slots) * slot_bytes);
+    let props = &device.plan.props;
+    let mut take = |slots: u32| stock.take(props, u64::from(slots) * slot_bytes);
     Planned::Claim(claim(state, miss, &window, &pieces, &keys, &mut take))
 }
 
@@ -247,8 +253,8 @@ pub(super) fn survey<'a>(
     };
     let length = |key: &u32| region.placed_at(*key).map_or(0, |placed| placed.slots);
     let free_chunks = keys.iter().map(length).collect();
-    let stock = device.stock.lock();
-    let shelves = stock.counts().filter(|_| terms.with_stock);
+    let stock = device.depot.stock.lock();
+    let shelves = stock.counts(&device.plan.props).filter(|_| terms.with_stock);
     let supply = Supply {
         stock: shelves.map(|(b, n)| ((b / slot_bytes) as u32, n as u32)).collect(),
         free_chunks,

@@ -205,7 +205,7 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
     let Retired { mapping, first_slot, slots, gates } = entry;
     match turn.with(|| mapping.unmap()) {
         Ok(chunk) => {
-            device.settle(chunk, turn);
+            device.depot.settle(chunk, turn);
             Ok((first_slot, slots))
         }
         Err((mapping, error)) => {

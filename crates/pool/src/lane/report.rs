@@ -77,7 +77,7 @@ fn would_serve(state: &mut LaneState, device: &Device, request: &Request, room_b
     };
     let slot_bytes = state.region.slot_bytes();
     let room = room_bytes / slot_bytes;
-    let shelf = device.stock.lock().bytes() / slot_bytes;
+    let shelf = device.depot.stock.lock().bytes() / slot_bytes;
     [
         // Own chunks and the stock as it is.
         Terms { create_slots: 0, with_stock: true, exact: true, may_move: true },

@@ -1,0 +1,274 @@
+//! [`Depot`]: the physical memory of one place, a device or a host NUMA node: what is owned, booked
+//! before it is made, and what of it stands ready.
+//!
+//! The only door to physical memory: nothing else creates and releases chunks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use vmm_sys::object::{Chunk, Mapping, Range};
+use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver, DriverError};
+
+use crate::budget::Budget;
+use crate::idle::Clock;
+use crate::leaving::Leaving;
+use crate::stock::Stock;
+use crate::turn::Turn;
+
+/// What is fixed about a place when the pool is built.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    /// Plain chunks there: the kind that is made ahead of need.
+    pub(crate) plain: ChunkProps,
+    /// Who is granted a chunk when it is mapped once to warm it.
+    pub(crate) warmer: DeviceId,
+    /// The shortest plain chunk.
+    pub(crate) granularity_bytes: u64,
+    /// The length of chunks made ahead of need.
+    pub(crate) stock_chunk_bytes: u64,
+    pub(crate) limit_bytes: u64,
+    pub(crate) stock_high_bytes: u64,
+}
+
+/// The physical memory of one place.
+#[derive(Debug)]
+pub(crate) struct Depot {
+    driver: Arc<dyn Driver>,
+    pub(crate) terms: Terms,
+    pub(crate) stock: Mutex<Stock>,
+    /// Mappings of chunks of this place that belong to nobody any more.
+    pub(crate) leaving: Leaving,
+    /// Physical bytes owned, booked before they are made.
+    booked_bytes: AtomicU64,
+    peak_booked_bytes: AtomicU64,
+    /// A limit shared with other pools.
+    budget: Option<Budget>,
+    /// Carries of [`Carrying`]: begun, and ended.
+    carries_begun: AtomicU64,
+    carries_ended: AtomicU64,
+}
+
+/// While it lives, memory is in a thread's hands: booked, but neither mapped for somebody nor on
+/// the shelf.
+#[derive(Debug)]
+pub(crate) struct Carrying<'a>(&'a Depot);
+
+impl Drop for Carrying<'_> {
+    fn drop(&mut self) {
+        self.0.carries_ended.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Why a chunk could not be had.
+#[derive(Debug)]
+pub(crate) enum Shortage {
+    /// The pool's own limit.
+    Limit,
+    /// The driver's refusal.
+    Driver(DriverError),
+}
+
+impl Depot {
+    pub(crate) fn new(
+        driver: Arc<dyn Driver>,
+        terms: Terms,
+        budget: Option<Budget>,
+        clock: Clock,
+    ) -> Depot {
+        Depot {
+            driver,
+            terms,
+            stock: Mutex::new(Stock::new(clock)),
+            leaving: Leaving::default(),
+            booked_bytes: AtomicU64::new(0),
+            peak_booked_bytes: AtomicU64::new(0),
+            budget,
+            carries_begun: AtomicU64::new(0),
+            carries_ended: AtomicU64::new(0),
+        }
+    }
+
+    /// Says that the calling thread takes memory into its hands.
+    pub(crate) fn carry(&self) -> Carrying<'_> {
+        self.carries_begun.fetch_add(1, Ordering::AcqRel);
+        Carrying(self)
+    }
+
+    /// How often memory was carried; `None` while some thread does. Sums that were taken between
+    /// two equal answers are of one moment.
+    pub(crate) fn carries(&self) -> Option<u64> {
+        let ended = self.carries_ended.load(Ordering::Acquire);
+        (self.carries_begun.load(Ordering::Acquire) == ended).then_some(ended)
+    }
+
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.booked_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn peak_held_bytes(&self) -> u64 {
+        self.peak_booked_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Starts a new peak from the present figure.
+    pub(crate) fn reset_peak(&self) {
+        self.peak_booked_bytes.store(self.held_bytes(), Ordering::Relaxed);
+    }
+
+    /// Bytes that may still be made under the hard limit and the shared budget.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let own = self.terms.limit_bytes.saturating_sub(self.held_bytes());
+        self.budget.as_ref().map_or(own, |budget| own.min(budget.room_bytes()))
+    }
+
+    /// The shared budget's limit, if it leaves less than the pool's own.
+    pub(crate) fn binding_budget_bytes(&self) -> Option<u64> {
+        let own = self.terms.limit_bytes.saturating_sub(self.held_bytes());
+        self.budget.as_ref().filter(|shared| shared.room_bytes() < own).map(Budget::limit_bytes)
+    }
+
+    /// Books memory before it is made, so that no two threads can overrun a limit together.
+    fn book(&self, bytes: u64) -> bool {
+        let limit = self.terms.limit_bytes;
+        let sum = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
+        let relaxed = Ordering::Relaxed;
+        if self.booked_bytes.fetch_update(relaxed, relaxed, sum).is_err() {
+            return false;
+        }
+        let shared = self.budget.as_ref().is_none_or(|budget| budget.book(bytes));
+        if !shared {
+            self.booked_bytes.fetch_sub(bytes, relaxed);
+        }
+        shared
+    }
+
+    fn unbook(&self, bytes: u64) {
+        self.booked_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(budget) = &self.budget {
+            budget.unbook(bytes);
+        }
+    }
+
+    /// Creates a chunk; the booking is undone if the driver refuses.
+    pub(crate) fn create(
+        &self,
+        bytes: u64,
+        props: &ChunkProps,
+        turn: Turn,
+    ) -> Result<Chunk, Shortage> {
+        if !self.book(bytes) {
+            return Err(Shortage::Limit);
+        }
+        match turn.with(|| Chunk::create(&self.driver, bytes, props)) {
+            Ok(chunk) => {
+                self.peak_booked_bytes.fetch_max(self.held_bytes(), Ordering::Relaxed);
+                Ok(chunk)
+            }
+            Err(error) => {
+                self.unbook(bytes);
+                Err(Shortage::Driver(error))
+            }
+        }
+    }
+
+    /// Gives a chunk's memory back to the driver.
+    pub(crate) fn release(&self, chunk: Chunk, turn: Turn) {
+        let bytes = chunk.bytes();
+        turn.with(|| drop(chunk));
+        self.unbook(bytes);
+    }
+
+    /// Settles a chunk that one of its mappings gave back: while another mapping holds it,
+    /// nothing happens; the last one puts it on the shelf, or releases it if the shelf is full.
+    pub(crate) fn settle(&self, chunk: Arc<Chunk>, turn: Turn) {
+        // `into_inner` gives the chunk to exactly one of two threads that settle at once.
+        let Some(chunk) = Arc::into_inner(chunk) else { return };
+        let overflow = {
+            let mut stock = self.stock.lock();
+            if stock.bytes() + chunk.bytes() <= self.terms.stock_high_bytes {
+                stock.put(chunk, true);
+                None
+            } else {
+                Some(chunk)
+            }
+        };
+        if let Some(chunk) = overflow {
+            self.release(chunk, turn);
+        }
+    }
+
+    /// Releases chunks of the shelf until it holds at most `keep_bytes`. Returns the bytes given
+    /// back.
+    pub(crate) fn release_stock(&self, keep_bytes: u64, turn: Turn) -> u64 {
+        self.release_old_stock(u64::MAX, keep_bytes, turn)
+    }
+
+    /// The same, but only chunks that came to the shelf at `since_ms` or before.
+    pub(crate) fn release_old_stock(&self, since_ms: u64, keep_bytes: u64, turn: Turn) -> u64 {
+        let _carrying = self.carry();
+        let mut given = 0;
+        loop {
+            let chunk = self.stock.lock().take_old(since_ms, keep_bytes);
+            let Some(chunk) = chunk else { return given };
+            given += chunk.bytes();
+            self.release(chunk, turn);
+        }
+    }
+
+    /// Makes chunks for the shelf until it holds `bytes`, long ones first: near `most_bytes` and
+    /// near the limit they become shorter. Returns the bytes made.
+    pub(crate) fn stock_up(
+        &self,
+        bytes: u64,
+        most_bytes: u64,
+        turn: Turn,
+        stopped: &dyn Fn() -> bool,
+    ) -> Result<u64, Shortage> {
+        let (shortest, longest) = (self.terms.granularity_bytes, self.terms.stock_chunk_bytes);
+        let mut made = 0;
+        while !stopped() {
+            let shelf = self.stock.lock().bytes();
+            if shelf >= bytes {
+                break;
+            }
+            let room = self.room_bytes().min(most_bytes.saturating_sub(shelf).max(shortest));
+            if room < shortest {
+                return Err(Shortage::Limit);
+            }
+            let chunk_bytes = longest.min(1 << room.ilog2());
+            self.stock_one(chunk_bytes, turn)?;
+            made += chunk_bytes;
+        }
+        Ok(made)
+    }
+
+    /// Makes one chunk of `bytes` for the shelf and maps it once, so that mapping it again is the
+    /// cheap kind. A chunk is as good without: a failure of the warming is an error only if it
+    /// keeps the chunk off the shelf.
+    fn stock_one(&self, bytes: u64, turn: Turn) -> Result<(), Shortage> {
+        let _carrying = self.carry();
+        let chunk = Arc::new(self.create(bytes, &self.terms.plain, turn)?);
+        let warm = self.warm(&chunk, turn).map_err(Shortage::Driver)?;
+        if let Some(chunk) = Arc::into_inner(chunk) {
+            self.stock.lock().put(chunk, warm);
+        }
+        Ok(())
+    }
+
+    fn warm(&self, chunk: &Arc<Chunk>, turn: Turn) -> Result<bool, DriverError> {
+        let mapped = turn
+            .with(|| Range::reserve(&self.driver, chunk.bytes(), 0, 0))
+            .and_then(|range| turn.with(|| Mapping::map(&range, 0, chunk.clone())));
+        let Ok(mapping) = mapped else { return Ok(false) };
+        let grants = [AccessGrant::read_write(self.terms.warmer)];
+        let granted = turn.with(|| mapping.set_access(&grants)).is_ok();
+        match turn.with(|| mapping.unmap()) {
+            Ok(_) => Ok(granted),
+            Err((mapping, error)) => {
+                tracing::warn!(%error, "a chunk could not be unmapped; tried again later");
+                self.leaving.add(std::iter::once(mapping), Vec::new());
+                Err(error)
+            }
+        }
+    }
+}
