@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::device::Device;
+use crate::elastic::ahead;
 use crate::idle;
 use crate::lane::{Wait, sweep};
+use crate::places::Places;
 use crate::turn::Turn;
 
 /// How often the marks and the limbo are looked at while there is something to do, and else.
@@ -23,14 +25,32 @@ const END_WAIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
 struct Flags {
+    /// The thread was started.
+    started: bool,
+    /// Somebody asked for something.
+    asked: bool,
     stop: bool,
     ended: bool,
 }
 
+/// What the thread and the others tell each other.
 #[derive(Debug, Default)]
-struct Signal {
+pub(crate) struct Signal {
     flags: Mutex<Flags>,
     changed: Condvar,
+}
+
+impl Signal {
+    /// Lets the thread look for work now. False if there is none to do it.
+    pub(crate) fn wake(&self) -> bool {
+        let mut flags = self.flags.lock();
+        let runs = flags.started && !flags.ended && !flags.stop;
+        flags.asked |= runs;
+        if runs {
+            self.changed.notify_all();
+        }
+        runs
+    }
 }
 
 /// A running thread. Dropping it ends the thread at once.
@@ -42,16 +62,17 @@ pub(crate) struct Background {
 
 impl Background {
     /// Starts the thread, or says why not in the log: the pool works without.
-    pub(crate) fn start(devices: Vec<Arc<Device>>) -> Option<Background> {
-        let signal = Arc::new(Signal::default());
+    pub(crate) fn start(places: Arc<Places>) -> Option<Background> {
+        let signal = places.signal.clone();
         let shared = signal.clone();
-        let thread = std::thread::Builder::new()
-            .name("vmm-pool".into())
-            .spawn(move || run(devices, &shared));
+        signal.flags.lock().started = true;
+        let thread =
+            std::thread::Builder::new().name("vmm-pool".into()).spawn(move || run(places, &shared));
         match thread {
             Ok(thread) => Some(Background { signal, _thread: thread }),
             Err(error) => {
                 tracing::warn!(%error, "no background thread; requests do its work");
+                signal.flags.lock().started = false;
                 None
             }
         }
@@ -85,28 +106,28 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// The devices of the thread. While it lives, requests leave its work to it.
-struct Watched(Vec<Arc<Device>>);
+/// The places of the thread. While it lives, requests leave its work to it.
+struct Watched(Arc<Places>);
 
 impl Watched {
-    fn new(devices: Vec<Arc<Device>>) -> Watched {
-        devices.iter().for_each(|device| device.watch.keep(true));
-        Watched(devices)
+    fn new(places: Arc<Places>) -> Watched {
+        places.devices.iter().for_each(|device| device.watch.keep(true));
+        Watched(places)
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        self.0.iter().for_each(|device| device.watch.keep(false));
+        self.0.devices.iter().for_each(|device| device.watch.keep(false));
     }
 }
 
-fn run(devices: Vec<Arc<Device>>, signal: &Signal) {
+fn run(places: Arc<Places>, signal: &Signal) {
     let _ended = Ended(signal);
     // Made after the guard, so that it is dropped before: whoever waits for the end finds that
     // this thread holds nothing of the devices any more.
-    let watched = Watched::new(devices);
-    let devices = &watched.0;
+    let watched = Watched::new(places);
+    let places = &watched.0;
     let stopped = || signal.flags.lock().stop;
     loop {
         {
@@ -114,11 +135,20 @@ fn run(devices: Vec<Arc<Device>>, signal: &Signal) {
             if flags.stop {
                 return;
             }
-            let busy = devices.iter().any(|device| device.has_limbo());
+            let busy = places.devices.iter().any(|device| device.has_limbo());
             let period = if busy { BUSY_PERIOD } else { IDLE_PERIOD };
-            signal.changed.wait_for(&mut flags, period);
+            if !flags.asked {
+                signal.changed.wait_for(&mut flags, period);
+            }
+            flags.asked = false;
         }
-        for device in devices {
+        for body in places.bodies() {
+            if stopped() {
+                return;
+            }
+            ahead::serve(&body, Turn::Background);
+        }
+        for device in &places.devices {
             if stopped() || device.driver.is_gone() {
                 return;
             }

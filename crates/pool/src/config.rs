@@ -3,12 +3,15 @@
 mod environment;
 pub mod text;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use vmm_sys::topology;
-use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver, DriverError, GranularityKind};
+use vmm_sys::{
+    Access, AccessGrant, ChunkProps, DeviceId, Driver, DriverError, GranularityKind, Location,
+};
 
 use crate::depot::Terms;
 use crate::error::Error;
@@ -49,6 +52,10 @@ pub(crate) struct Settings {
     pub(crate) stock_high_bytes: u64,
     pub(crate) background: bool,
     pub(crate) idle_lane_ms: Option<u64>,
+    /// Whether chunks of elastic buffers can be exported, unless a buffer says otherwise.
+    pub(crate) exportable: bool,
+    /// Owner, who else may use its memory, and how.
+    pub(crate) access: Vec<(DeviceId, DeviceId, Access)>,
     /// Where to record what the pool is asked.
     pub(crate) trace: Option<PathBuf>,
     /// Settings that came out of the environment.
@@ -76,6 +83,8 @@ impl Default for Settings {
             stock_high_bytes: u64::MAX,
             background: true,
             idle_lane_ms: Some(IDLE_LANE_MS),
+            exportable: false,
+            access: Vec::new(),
             trace: None,
             origins: Vec::new(),
         }
@@ -157,6 +166,22 @@ impl Settings {
         Recorder::start(path, self).map(Some).map_err(|error| self.blame_variable(error))
     }
 
+    /// Which other devices may use the memory of `owner`, and how; the last word of each counts.
+    pub(crate) fn policy(&self, owner: DeviceId) -> Vec<(DeviceId, Access)> {
+        let named =
+            self.access.iter().filter(|(of, accessor, _)| *of == owner && *accessor != owner);
+        let latest: BTreeMap<DeviceId, Access> =
+            named.map(|(_, accessor, access)| (*accessor, *access)).collect();
+        latest.into_iter().filter(|(_, access)| *access != Access::None).collect()
+    }
+
+    /// What every mapping of a device's memory is granted in lanes.
+    fn grants(&self, device: DeviceId) -> Vec<AccessGrant> {
+        let grant = |(peer, access)| AccessGrant { location: Location::Device(peer), access };
+        let own = std::iter::once(AccessGrant::read_write(device));
+        own.chain(self.policy(device).into_iter().map(grant)).collect()
+    }
+
     fn refuse(setting: &'static str, value: impl ToString, expected: String) -> Error {
         Error::BadSetting { setting, value: value.to_string(), expected }
     }
@@ -217,7 +242,7 @@ impl Settings {
         Ok(Plan {
             device,
             props,
-            grants: vec![AccessGrant::read_write(device)],
+            grants: self.grants(device),
             granularity_bytes,
             chunk: self.chunk,
             chunk_min_bytes,

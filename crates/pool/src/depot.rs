@@ -41,6 +41,9 @@ pub(crate) struct Depot {
     pub(crate) leaving: Leaving,
     /// Physical bytes owned, booked before they are made.
     booked_bytes: AtomicU64,
+    /// Of these, at the addresses of elastic buffers, and behind peer anchors.
+    elastic_bytes: AtomicU64,
+    anchor_bytes: AtomicU64,
     peak_booked_bytes: AtomicU64,
     /// A limit shared with other pools.
     budget: Option<Budget>,
@@ -82,6 +85,8 @@ impl Depot {
             stock: Mutex::new(Stock::new(clock)),
             leaving: Leaving::default(),
             booked_bytes: AtomicU64::new(0),
+            elastic_bytes: AtomicU64::new(0),
+            anchor_bytes: AtomicU64::new(0),
             peak_booked_bytes: AtomicU64::new(0),
             budget,
             carries_begun: AtomicU64::new(0),
@@ -104,6 +109,32 @@ impl Depot {
 
     pub(crate) fn held_bytes(&self) -> u64 {
         self.booked_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes at the addresses of elastic buffers.
+    pub(crate) fn elastic_bytes(&self) -> u64 {
+        self.elastic_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn elastic_grew(&self, bytes: u64) {
+        self.elastic_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn elastic_shrank(&self, bytes: u64) {
+        self.elastic_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes behind peer anchors.
+    pub(crate) fn anchor_bytes(&self) -> u64 {
+        self.anchor_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn anchors_grew(&self, bytes: u64) {
+        self.anchor_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn anchors_shrank(&self, bytes: u64) {
+        self.anchor_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn peak_held_bytes(&self) -> u64 {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use vmm_sys::Driver;
 use vmm_sys::object::{Chunk, Event, RelaxedCapture, Stream};
+use vmm_sys::{Access, DeviceId, Driver};
 
 use crate::budget::Budget;
 use crate::capture;
@@ -30,6 +30,10 @@ pub(crate) struct Device {
     /// Its physical memory.
     pub(crate) depot: Depot,
     pub(crate) lanes: Mutex<Lanes>,
+    /// Elastic buffers whose home it is.
+    pub(crate) elastic: ElasticCounts,
+    /// Which other devices may use its memory, in mappings to come.
+    pub(crate) policy: Mutex<Vec<(DeviceId, Access)>>,
     /// Entries in limbo over all lanes: tells the background thread whether to look at lanes.
     limbo_entries: AtomicU64,
     spare_events: Mutex<Vec<Event>>,
@@ -40,6 +44,25 @@ pub(crate) struct Device {
     pub(crate) watch: Watch,
 }
 
+/// The elastic buffers of a device in numbers.
+#[derive(Debug, Default)]
+pub(crate) struct ElasticCounts {
+    buffers: AtomicU64,
+    reserved_bytes: AtomicU64,
+}
+
+impl ElasticCounts {
+    pub(crate) fn opened(&self, reserved_bytes: u64) {
+        self.buffers.fetch_add(1, Ordering::Relaxed);
+        self.reserved_bytes.fetch_add(reserved_bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn closed(&self, reserved_bytes: u64) {
+        self.buffers.fetch_sub(1, Ordering::Relaxed);
+        self.reserved_bytes.fetch_sub(reserved_bytes, Ordering::Relaxed);
+    }
+}
+
 impl Device {
     pub(crate) fn new(
         driver: Arc<dyn Driver>,
@@ -48,6 +71,7 @@ impl Device {
         callbacks: Vec<Callback>,
         reliefs: Reliefs,
         clock: Clock,
+        policy: Vec<(DeviceId, Access)>,
     ) -> Device {
         Device {
             depot: Depot::new(driver.clone(), plan.terms(), budget, clock.clone()),
@@ -58,6 +82,8 @@ impl Device {
             plan,
             watch: Watch::new(clock),
             lanes: Mutex::new(Lanes::default()),
+            elastic: ElasticCounts::default(),
+            policy: Mutex::new(policy),
             limbo_entries: AtomicU64::new(0),
             spare_events: Mutex::new(Vec::new()),
         }
@@ -80,6 +106,10 @@ impl Device {
             lanes: states.iter().filter(|state| !state.is_private).count() as u64,
             idle_lanes_emptied: self.watch.emptied(),
             ladder: self.ladder.stats(),
+            elastic_bytes: self.depot.elastic_bytes(),
+            anchor_bytes: self.depot.anchor_bytes(),
+            elastic_buffers: self.elastic.buffers.load(Ordering::Relaxed),
+            reserved_bytes: self.elastic.reserved_bytes.load(Ordering::Relaxed),
             ..DeviceStats::default()
         };
         let mut mapped_bytes = 0;
@@ -102,9 +132,10 @@ impl Device {
         let used =
             stats.live_bytes + stats.rounding_bytes + stats.limbo_bytes + stats.private_bytes;
         stats.idle_bytes = mapped_bytes - used;
+        let placed_bytes = mapped_bytes + stats.elastic_bytes + stats.anchor_bytes;
         // Read after the lanes were locked: memory that one of them maps was booked before.
-        stats.held_bytes = self.depot.held_bytes().max(mapped_bytes);
-        stats.stock_bytes = stats.held_bytes - mapped_bytes;
+        stats.held_bytes = self.depot.held_bytes().max(placed_bytes);
+        stats.stock_bytes = stats.held_bytes - placed_bytes;
         // What leaves may come to the shelf, and go from there, between the two answers.
         let leaving_bytes = self.depot.leaving.bytes().min(stats.stock_bytes);
         stats.limbo_bytes += leaving_bytes;
@@ -138,7 +169,8 @@ impl Device {
     /// Releases the shelf, with what can come to it now, until it holds at most `keep_bytes`.
     /// Returns the bytes given back.
     pub(crate) fn release_stock(&self, keep_bytes: u64, turn: Turn) -> u64 {
-        self.release_old_stock(u64::MAX, keep_bytes, turn)
+        self.sweep_leaving(Wait::No, turn);
+        self.depot.release_stock(keep_bytes, turn)
     }
 
     /// The same, but only chunks that came to the shelf at `since_ms` or before.

@@ -2,6 +2,7 @@
 
 use vmm_sys::{Call, DeviceId, DriverError};
 
+use crate::elastic::ElasticError;
 use crate::out_of_memory::OutOfMemory;
 
 /// An operation of the pool that did not succeed. The pool is as it was before.
@@ -131,6 +132,9 @@ pub enum Error {
              exiting"
     )]
     DriverGone,
+    /// An operation of an elastic buffer.
+    #[error(transparent)]
+    Elastic(#[from] ElasticError),
     /// Any other answer of the driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -141,6 +145,7 @@ impl Error {
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Error::OutOfMemory(_) => true,
+            Error::Elastic(ElasticError::HostShort { .. }) => true,
             Error::Driver(error) => error.is_out_of_memory(),
             _ => false,
         }

@@ -221,12 +221,21 @@ thread_local! {
 pub(crate) struct Climb {
     /// How many of [`RUNGS`] were climbed.
     climbed: usize,
+    /// How many the way starts above.
+    first: usize,
     help_rounds: u32,
 }
 
 impl Climb {
     pub(crate) fn new() -> Climb {
-        Climb { climbed: 0, help_rounds: 0 }
+        Climb { climbed: 0, first: 0, help_rounds: 0 }
+    }
+
+    /// For whole chunks that belong to no lane: what makes chunks shorter, or takes a lane's own,
+    /// is no help.
+    pub(crate) fn for_chunks() -> Climb {
+        let first = RUNGS.iter().take_while(|rung| **rung != Rung::WaitLimbo).count();
+        Climb { climbed: first, first, help_rounds: 0 }
     }
 
     /// The rung the request stands on.
@@ -254,6 +263,25 @@ impl Climb {
 
     /// Climbs one rung and does what it stands for. False if none is left: the request fails.
     pub(crate) fn next(&mut self, device: &Device, lane: LaneRef, request: &Request) -> bool {
+        self.climb(device, Some(lane), request)
+    }
+
+    /// The same for whole chunks that belong to no lane. In the background nobody outside of the
+    /// pool is asked: a callback may end the pool, and with it the thread that it runs in.
+    pub(crate) fn next_for_chunks(
+        &mut self,
+        device: &Device,
+        request: &Request,
+        turn: Turn,
+    ) -> bool {
+        let next = RUNGS.get(self.climbed);
+        if turn == Turn::Background && next == Some(&Rung::Callbacks) {
+            self.climbed = RUNGS.len();
+        }
+        self.climb(device, None, request)
+    }
+
+    fn climb(&mut self, device: &Device, lane: Option<LaneRef>, request: &Request) -> bool {
         let Some(rung) = self.step(device, request) else {
             device.ladder.failed.fetch_add(1, Ordering::Relaxed);
             return false;
@@ -264,17 +292,19 @@ impl Climb {
             bytes = request.bytes(),
             ?rung
         );
-        let _entered = span.enter();
         let wait = if request.may_wait() { Wait::Yes } else { Wait::No };
+        let _entered = span.enter();
         match rung {
             Rung::Create | Rung::Exact | Rung::OwnOnly => {}
             Rung::WaitLimbo => {
-                sweep(lane.cell, wait, Turn::Requester);
+                if let Some(lane) = lane {
+                    sweep(lane.cell, wait, Turn::Requester);
+                }
                 device.sweep_leaving(wait, Turn::Requester);
             }
-            Rung::OtherLanes => empty_lanes(device, Some(lane), wait),
+            Rung::OtherLanes => empty_lanes(device, lane, wait),
             Rung::ReleaseStock => {
-                trim(lane, wait, Turn::Requester);
+                lane.into_iter().for_each(|lane| trim(lane, wait, Turn::Requester));
                 device.release_stock(0, Turn::Requester);
             }
             Rung::OtherPools => {
@@ -303,7 +333,7 @@ impl Climb {
     fn helped(&mut self, has_helped: bool) {
         if has_helped && self.help_rounds < HELP_ROUNDS_MAX {
             self.help_rounds += 1;
-            self.climbed = 0;
+            self.climbed = self.first;
         }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
+use vmm_sys::ChunkProps;
 use vmm_sys::object::{Chunk, Mapping, RelaxedCapture};
 
 use crate::depot::Depot;
@@ -40,6 +41,27 @@ impl Leaving {
         let before = entries.len();
         entries.extend(mappings.map(|mapping| Entry { mapping, gates: gates.clone() }));
         self.count.fetch_add(entries.len() - before, Ordering::Relaxed);
+    }
+
+    /// Takes the mapping that stands at `address` back, with the gates of its last users, if its
+    /// chunk has these properties. The inner answer is `None` if it has others, and stays; the
+    /// outer one if nothing stands there.
+    #[expect(clippy::option_option, reason = "nothing there, or something of another kind")]
+    pub(crate) fn reclaim(
+        &self,
+        address: u64,
+        props: &ChunkProps,
+    ) -> Option<Option<(Mapping, Vec<Gate>)>> {
+        // A sweep may have it in its hands.
+        let _alone = self.sweep.lock();
+        let mut entries = self.entries.lock();
+        let at = entries.iter().position(|entry| entry.mapping.address() == address)?;
+        if entries[at].mapping.chunk().props() != props {
+            return Some(None);
+        }
+        let Entry { mapping, gates } = entries.remove(at);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        Some(Some((mapping, gates)))
     }
 
     /// Whether nothing is on its way.

@@ -31,6 +31,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access_matrix;
 mod background;
 mod budget;
 mod buffer;
@@ -39,6 +40,7 @@ mod config;
 mod depot;
 mod device;
 mod directory;
+mod elastic;
 mod error;
 mod growth;
 mod idle;
@@ -47,6 +49,9 @@ mod lane;
 mod lanes;
 mod leaving;
 mod out_of_memory;
+mod peers;
+mod place;
+mod places;
 mod pool;
 mod region;
 mod request;
@@ -56,15 +61,22 @@ mod trace;
 mod turn;
 mod verify;
 
+pub use access_matrix::{AccessMatrix, AccessPair};
 pub use budget::Budget;
 pub use buffer::Buffer;
 pub use capture::{CaptureScope, GraphMemory};
 pub use config::{ChunkSize, Placement, text};
+pub use elastic::{
+    AheadState, BackingChange, BackingHook, Cause, ElasticBuffer, ElasticBuilder, ElasticError,
+    ElasticStats, GrowAhead, PeerFault, Phase, Piece, Use,
+};
 pub use error::Error;
 pub use ladder::{LadderStats, Relief};
 pub use lane::Lane;
 pub use lane::raw::{RawBlock, block_of, free_raw, free_raw_on, record_stream_raw};
 pub use out_of_memory::{Hint, OutOfMemory};
+pub use peers::PeerVerdict;
+pub use place::Place;
 pub use pool::{Pool, PoolBuilder};
 pub use request::Request;
 pub use stats::{DeviceStats, PoolStats};

@@ -214,13 +214,16 @@ impl fmt::Display for OutOfMemory {
         write!(f, " (rounded {}); ", self.rounded_bytes)?;
         write!(
             f,
-            "held {} = live {} + rounding {} + idle {} + limbo {} + private {} + stock {}; ",
+            "held {} = live {} + rounding {} + idle {} + limbo {} + private {} + elastic {} + anchor {} + \
+             stock {}; ",
             s.held_bytes,
             s.live_bytes,
             s.rounding_bytes,
             s.idle_bytes,
             s.limbo_bytes,
             s.private_bytes,
+            s.elastic_bytes,
+            s.anchor_bytes,
             s.stock_bytes
         )?;
         match s.limit_bytes {

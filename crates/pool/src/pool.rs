@@ -10,14 +10,17 @@ use vmm_sys::{DeviceId, Driver};
 
 pub use builder::PoolBuilder;
 
+use crate::access_matrix::AccessMatrix;
 use crate::background::Background;
 use crate::depot::Shortage;
 use crate::device::Device;
+use crate::elastic::{self, ElasticBuilder, ElasticStats};
 use crate::error::Error;
 use crate::idle;
 use crate::lane::{self, Lane, LaneCell, Wait};
 use crate::lanes::{LaneRef, Lanes};
 use crate::out_of_memory::{Asked, OutOfMemory};
+use crate::places::Places;
 use crate::stats::{DeviceStats, PoolStats};
 use crate::trace::Recorder;
 use crate::turn::Turn;
@@ -32,14 +35,23 @@ pub struct Pool(Arc<PoolInner>);
 /// What the handles share.
 #[derive(Debug)]
 pub(crate) struct PoolInner {
-    driver: Arc<dyn Driver>,
-    devices: Vec<Arc<Device>>,
+    places: Arc<Places>,
+    exportable: bool,
     recorder: Option<Arc<Recorder>>,
     /// Held for its `Drop`, which ends the thread.
     _background: Option<Background>,
 }
 
 impl PoolInner {
+    pub(crate) fn places(&self) -> &Arc<Places> {
+        &self.places
+    }
+
+    /// Whether chunks of elastic buffers can be exported, unless a buffer says otherwise.
+    pub(crate) fn exportable(&self) -> bool {
+        self.exportable
+    }
+
     pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
         self.recorder.as_ref()
     }
@@ -79,8 +91,7 @@ impl Pool {
     }
 
     fn device(&self, device: DeviceId) -> Result<&Arc<Device>, Error> {
-        let found = self.0.devices.iter().find(|d| d.plan.device == device);
-        found.ok_or(Error::UnknownDevice { device })
+        self.0.places.device(device).ok_or(Error::UnknownDevice { device })
     }
 
     /// The lane of `stream`, made at the first call. Keep it: looking it up takes a lock.
@@ -97,7 +108,7 @@ impl Pool {
             return Err(Error::DriverGone);
         }
         let device = self.device(stream.device())?;
-        if !std::ptr::addr_eq(Arc::as_ptr(stream.driver()), Arc::as_ptr(&self.0.driver)) {
+        if !std::ptr::addr_eq(Arc::as_ptr(stream.driver()), Arc::as_ptr(&self.0.places.driver)) {
             return Err(Error::UnknownDevice { device: stream.device() });
         }
         let mut lanes = device.lanes.lock();
@@ -132,6 +143,24 @@ impl Pool {
         let Ok(device) = self.device(stream.device()) else { return };
         let lane = device.lanes.lock().of(stream.id());
         lane.into_iter().for_each(|lane| lane::close(lane, true));
+    }
+
+    /// Starts the settings of an elastic buffer with home `device`: addresses of its own, whose
+    /// memory grows and shrinks in place.
+    pub fn elastic(&self, device: DeviceId) -> ElasticBuilder {
+        ElasticBuilder::new(self.0.clone(), device)
+    }
+
+    /// The figures of every elastic buffer.
+    pub fn elastic_stats(&self) -> Vec<ElasticStats> {
+        let bodies = self.0.places.bodies();
+        bodies.iter().map(|body| elastic::stats::stats(body)).collect()
+    }
+
+    /// What every device may do with the memory of every other: policy, buffers, what was found
+    /// out, links. Pairs that nobody named are not touched.
+    pub fn access_matrix(&self) -> AccessMatrix {
+        crate::access_matrix::read(&self.0.places)
     }
 
     /// Makes chunks ahead of need until the stock of `device` holds `bytes`. Returns the bytes
@@ -198,7 +227,7 @@ impl Pool {
 
     /// The figures of every device.
     pub fn stats(&self) -> PoolStats {
-        let devices = self.0.devices.iter().map(|d| (d.plan.device, d.stats())).collect();
+        let devices = self.0.places.devices.iter().map(|d| (d.plan.device, d.stats())).collect();
         PoolStats { devices }
     }
 
@@ -209,7 +238,7 @@ impl Pool {
 
     /// Starts new peaks from the present figures.
     pub fn reset_peaks(&self) {
-        for device in &self.0.devices {
+        for device in &self.0.places.devices {
             device.reset_peaks();
         }
     }
@@ -219,17 +248,18 @@ impl Pool {
     /// # Errors
     /// The first that does not hold, in words.
     pub fn verify(&self) -> Result<(), String> {
-        self.0.devices.iter().try_for_each(|device| crate::verify::device(device))
+        self.0.places.devices.iter().try_for_each(|device| crate::verify::device(device))?;
+        elastic::verify::buffers(&self.0.places)
     }
 
     /// The driver.
     pub fn driver(&self) -> &Arc<dyn Driver> {
-        &self.0.driver
+        &self.0.places.driver
     }
 
     /// The devices the pool manages.
     pub fn devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
-        self.0.devices.iter().map(|d| d.plan.device)
+        self.0.places.devices.iter().map(|d| d.plan.device)
     }
 }
 
@@ -247,7 +277,7 @@ impl Drop for PoolInner {
         if vmm_sys::process::is_forked_child() {
             return;
         }
-        for device in &self.devices {
+        for device in &self.places.devices {
             let lanes = device.lanes.lock().all();
             lanes.into_iter().for_each(|lane| lane::close(lane, false));
             // Nobody comes by later.

@@ -6,7 +6,7 @@ use crate::ladder::LadderStats;
 
 /// What one device's pool holds, in bytes, at one moment (all its lanes locked).
 ///
-/// `held = live + rounding + idle + limbo + private + stock`, always.
+/// `held = live + rounding + idle + limbo + private + elastic + anchor + stock`, always.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceStats {
@@ -16,11 +16,15 @@ pub struct DeviceStats {
     pub rounding_bytes: u64,
     /// Mapped and free.
     pub idle_bytes: u64,
-    /// Freed, but GPU work of other streams may still use it.
+    /// Freed or given up, but GPU work may still use it.
     pub limbo_bytes: u64,
     /// Kept for captured graphs.
     pub private_bytes: u64,
-    /// Owned and not mapped in a lane: on the shelf, or on its way to or from it.
+    /// At the addresses of elastic buffers, wherever their home is.
+    pub elastic_bytes: u64,
+    /// Behind small mappings that keep the links to peers up.
+    pub anchor_bytes: u64,
+    /// Owned and mapped for nobody: on the shelf, or on its way to or from it.
     pub stock_bytes: u64,
     /// All physical memory owned.
     pub held_bytes: u64,
@@ -33,8 +37,10 @@ pub struct DeviceStats {
     pub reserved_bytes: u64,
     /// The hard limit; `u64::MAX` if none.
     pub limit_bytes: u64,
-    /// Live buffers.
+    /// Live buffers of lanes.
     pub buffers: u64,
+    /// Elastic buffers whose home this is.
+    pub elastic_buffers: u64,
     /// Open lanes.
     pub lanes: u64,
     /// Chunks that stand at a second address whose GPU work may not be finished (count).
@@ -55,6 +61,8 @@ impl DeviceStats {
             + self.idle_bytes
             + self.limbo_bytes
             + self.private_bytes
+            + self.elastic_bytes
+            + self.anchor_bytes
             + self.stock_bytes
             == self.held_bytes
     }

@@ -34,14 +34,15 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
     let mapped: u64 = states.iter().map(|state| state.region.mapped_bytes()).sum();
     let leaving = leaving_bytes(&states, device);
     let shelf = device.depot.stock.lock().bytes();
+    let others = device.depot.elastic_bytes() + device.depot.anchor_bytes();
     let held = device.depot.held_bytes();
     if carries.is_none() || device.depot.carries() != carries {
         return Ok(());
     }
-    if held != mapped + leaving + shelf {
+    if held != mapped + leaving + others + shelf {
         return Err(format!(
-            "I1: {name}: {held} bytes are booked, but {mapped} are mapped, {leaving} leaving and \
-             {shelf} on the shelf"
+            "I1: {name}: {held} bytes are booked, but {mapped} are mapped in lanes, {others} in \
+             elastic buffers and anchors, {leaving} leaving and {shelf} on the shelf"
         ));
     }
     if held > device.plan.limit_bytes {

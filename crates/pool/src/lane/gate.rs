@@ -3,7 +3,7 @@
 //! A gate is an event recorded after them. No event is recorded on a stream that is being captured:
 //! it would become part of the graph and die with it. Then the gate waits unrecorded.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use vmm_sys::object::{Event, RelaxedCapture, Stream};
 use vmm_sys::{CaptureStatus, DeviceId, DriverError, DriverResult, ResultCode, StreamId};
@@ -18,16 +18,45 @@ pub(crate) enum Gate {
     Unrecorded(Stream),
     /// Passes with this event.
     Event(Arc<Recorded>),
+    /// Somebody may still enqueue work; what stands for the end of it, once it is known.
+    Open(Arc<OnceLock<Gate>>),
     /// Nothing to wait for.
     Passed,
 }
 
 impl Gate {
+    /// The gate that stands for this one by now.
+    fn now(&self) -> &Gate {
+        match self {
+            Gate::Open(closed) => closed.get().map_or(self, Gate::now),
+            _ => self,
+        }
+    }
+
+    /// Later work of `stream` waits for the gate, in stream order; the host waits only for what no
+    /// event stands for.
+    pub(crate) fn order(&self, stream: &Stream) -> DriverResult<()> {
+        match self.now() {
+            Gate::Event(recorded) => stream.wait_event(&recorded.event),
+            gate => gate.wait(),
+        }
+    }
+
+    /// The gate is not needed any more: its event can be recorded again, unless others wait for it.
+    pub(crate) fn recycle(self, device: &Device) {
+        if let Gate::Event(recorded) = self
+            && let Some(recorded) = Arc::into_inner(recorded)
+        {
+            device.spare(recorded.event);
+        }
+    }
+
     /// Waits for what the gate stands for, in whatever way there is. A stream that is being
     /// captured has no work of its own to wait for.
     pub(crate) fn wait(&self) -> DriverResult<()> {
-        match self {
-            Gate::Passed => Ok(()),
+        match self.now() {
+            // Nobody can wait for an end that nobody has declared.
+            Gate::Passed | Gate::Open(_) => Ok(()),
             Gate::Event(recorded) => recorded.wait(),
             Gate::Unrecorded(stream) => match stream.capture_info().map(|info| info.status) {
                 Ok(CaptureStatus::Active | CaptureStatus::Invalidated) => Ok(()),
@@ -70,7 +99,7 @@ impl Pending {
     pub(crate) fn of<'a>(gates: impl Iterator<Item = &'a Gate>) -> Pending {
         let mut pending: Vec<Arc<Recorded>> = Vec::new();
         for gate in gates {
-            if let Gate::Event(recorded) = gate
+            if let Gate::Event(recorded) = gate.now()
                 && !pending.iter().any(|known| Arc::ptr_eq(known, recorded))
             {
                 pending.push(recorded.clone());
@@ -95,7 +124,7 @@ impl Pending {
 }
 
 /// A gate behind what is enqueued on `stream` now.
-pub(super) fn record(device: &Device, stream: Stream) -> Gate {
+pub(crate) fn record(device: &Device, stream: Stream) -> Gate {
     match device.gate(&stream) {
         Ok(Some(event)) => Gate::Event(Arc::new(Recorded { event, stream })),
         Ok(None) => Gate::Unrecorded(stream),
@@ -107,7 +136,7 @@ pub(super) fn record(device: &Device, stream: Stream) -> Gate {
 }
 
 /// Whether a stream is being captured, as far as this thread can tell.
-pub(super) fn is_captured(stream: &Stream) -> bool {
+pub(crate) fn is_captured(stream: &Stream) -> bool {
     match stream.capture_info() {
         Ok(info) => info.status != CaptureStatus::None,
         // Of another thread's own stream it can only be told that some such stream is captured.
@@ -145,6 +174,9 @@ impl<'a> Asker<'a> {
 
     /// Whether the gate has passed, after recording it if that was still to be done.
     pub(crate) fn ask(&mut self, gate: &mut Gate) -> bool {
+        if matches!(gate, Gate::Open(_)) {
+            *gate = gate.now().clone();
+        }
         if let Gate::Unrecorded(stream) = gate {
             // Legacy streams of two devices may share an identity.
             let key = (stream.device(), stream.id());
@@ -161,7 +193,7 @@ impl<'a> Asker<'a> {
         }
         let answer = match gate {
             Gate::Passed => Answer::Passed,
-            Gate::Unrecorded(_) => Answer::Pending,
+            Gate::Unrecorded(_) | Gate::Open(_) => Answer::Pending,
             Gate::Event(recorded) => self.answer(recorded),
         };
         match (answer, &*gate) {

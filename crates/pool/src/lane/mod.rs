@@ -31,7 +31,7 @@ use vmm_sys::{DeviceId, process};
 
 pub(crate) use close::{close, retire, trim, trim_if_idle};
 pub(crate) use divert::undivert;
-pub(crate) use gate::{Asker, Gate, Pending};
+pub(crate) use gate::{Asker, Gate, Pending, is_captured, record};
 pub(crate) use limbo::{Wait, free_special, sweep};
 
 use crate::buffer::{Buffer, Home};

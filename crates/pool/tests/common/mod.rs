@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, reason = "a failure ends the story")]
 
+pub(crate) mod elastic;
 pub(crate) mod graph;
 
 use std::sync::Arc;

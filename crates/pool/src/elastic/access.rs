@@ -1,0 +1,98 @@
+//! Which devices may use an elastic buffer: granted and revoked over all of its pieces, or over
+//! none.
+
+use vmm_sys::{Access, AccessGrant, DeviceId, DriverError, Location};
+
+use super::body::Operation;
+use super::error::ElasticError;
+use crate::error::Error;
+use crate::place::Place;
+use crate::turn::Turn;
+
+fn grant_of(device: DeviceId, access: Access) -> AccessGrant {
+    AccessGrant { location: Location::Device(device), access }
+}
+
+impl Operation<'_> {
+    /// Sets what `device` may do, on every piece and on those to come.
+    pub(super) fn grant(&self, device: DeviceId, access: Access) -> Result<(), Error> {
+        let body = self.0;
+        if device == body.shape.home {
+            return match access {
+                Access::ReadWrite => Ok(()),
+                Access::None | Access::Read => Err(ElasticError::HomeAccess { device }.into()),
+            };
+        }
+        if access != Access::None {
+            self.reach_for(device)?;
+        }
+        let before = body.state().access.get(&device).copied().unwrap_or(Access::None);
+        if before == access {
+            return Ok(());
+        }
+        let slots: Vec<u32> = body.state().pieces.keys().copied().collect();
+        for (done, slot) in slots.iter().enumerate() {
+            if let Err(error) = self.set_access(*slot, grant_of(device, access)) {
+                for slot in &slots[..done] {
+                    self.restore_access(*slot, grant_of(device, before));
+                }
+                return Err(error.into());
+            }
+        }
+        let mut state = body.state();
+        match access {
+            Access::None => state.access.remove(&device),
+            _ => state.access.insert(device, access),
+        };
+        Ok(())
+    }
+
+    /// Makes sure that everybody who has access can use memory of `place`.
+    pub(super) fn reach(&self, place: Place) -> Result<(), Error> {
+        let places = &self.0.places;
+        let Some(owner) = place.device() else { return Ok(()) };
+        let accessors: Vec<DeviceId> = self.0.state().access.keys().copied().collect();
+        accessors.into_iter().try_for_each(|accessor| places.peers.ensure(places, owner, accessor))
+    }
+
+    /// Makes sure that `accessor` can use the memory that the buffer has now, and that of its home.
+    fn reach_for(&self, accessor: DeviceId) -> Result<(), Error> {
+        let body = self.0;
+        let mut owners = vec![body.shape.home];
+        owners.extend(body.state().pieces.values().filter_map(|it| it.place().device()));
+        owners.sort_unstable();
+        owners.dedup();
+        let peers = &body.places.peers;
+        owners.into_iter().try_for_each(|owner| peers.ensure(&body.places, owner, accessor))
+    }
+
+    /// Only the thread that holds the operation takes pieces away, so the slot is what it was.
+    fn set_access(&self, slot: u32, grant: AccessGrant) -> Result<(), DriverError> {
+        let address = self.0.address() + u64::from(slot) * self.0.shape.chunk_bytes;
+        let bytes = self.0.shape.chunk_bytes;
+        let driver = self.0.range.driver();
+        Turn::Requester.with(|| driver.set_access(address, bytes, &[grant]))
+    }
+
+    /// Takes a grant back. What the driver refuses is tried again before the next operation.
+    fn restore_access(&self, slot: u32, grant: AccessGrant) {
+        let Err(error) = self.set_access(slot, grant) else { return };
+        tracing::warn!(%error, "an access could not be taken back; tried again later");
+        if let Some(standing) = self.0.state().pieces.get_mut(&slot) {
+            standing.owed.retain(|owed| owed.location != grant.location);
+            standing.owed.push(grant);
+        }
+    }
+
+    /// Tries again what [`Operation::restore_access`] could not do.
+    pub(super) fn settle_debts(&self) {
+        let owed: Vec<(u32, Vec<AccessGrant>)> = {
+            let mut state = self.0.state();
+            let indebted = state.pieces.iter_mut().filter(|(_, it)| !it.owed.is_empty());
+            indebted.map(|(slot, it)| (*slot, std::mem::take(&mut it.owed))).collect()
+        };
+        for (slot, grants) in owed {
+            grants.into_iter().for_each(|grant| self.restore_access(slot, grant));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! [`GrowAhead`]: growth that is asked for now and done in the background.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::body::Body;
+use super::commit::How;
+use crate::error::Error;
+use crate::lane::Wait;
+use crate::place::Place;
+use crate::turn::Turn;
+
+/// What became of growth that was asked for ahead.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum AheadState {
+    /// Not begun.
+    Waiting,
+    /// Under way.
+    Growing,
+    /// The memory is there.
+    Done,
+    /// The buffer is as it was before.
+    Failed(Error),
+}
+
+/// Growth that was asked for ahead: see
+/// [`ElasticBuffer::grow_ahead`](super::ElasticBuffer::grow_ahead). Dropping it changes nothing.
+#[derive(Clone, Debug)]
+pub struct GrowAhead(Arc<Request>);
+
+#[derive(Debug)]
+struct Request {
+    order: Mutex<Order>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Order {
+    target_bytes: u64,
+    state: AheadState,
+}
+
+/// The one request of a buffer that has not begun: a later one joins it.
+#[derive(Debug, Default)]
+pub(crate) struct Ahead(Mutex<Option<Arc<Request>>>);
+
+impl GrowAhead {
+    /// What has become of it by now. Never waits.
+    pub fn state(&self) -> AheadState {
+        self.0.order.lock().state.clone()
+    }
+
+    /// How far the buffer is to grow, in bytes: the most that was asked for.
+    pub fn target_bytes(&self) -> u64 {
+        self.0.order.lock().target_bytes
+    }
+
+    /// Whether it has ended, well or not.
+    pub fn is_finished(&self) -> bool {
+        matches!(self.state(), AheadState::Done | AheadState::Failed(_))
+    }
+
+    /// Waits for the end, `timeout` at most.
+    pub fn wait(&self, timeout: Duration) -> AheadState {
+        let deadline = Instant::now() + timeout;
+        let mut order = self.0.order.lock();
+        while matches!(order.state, AheadState::Waiting | AheadState::Growing) {
+            if self.0.changed.wait_until(&mut order, deadline).timed_out() {
+                break;
+            }
+        }
+        order.state.clone()
+    }
+}
+
+impl Request {
+    fn become_(&self, state: AheadState) -> u64 {
+        let mut order = self.order.lock();
+        order.state = state;
+        self.changed.notify_all();
+        order.target_bytes
+    }
+}
+
+impl Ahead {
+    /// Asks for growth to `bytes`; joins the request that has not begun, if there is one.
+    pub(crate) fn ask(&self, bytes: u64) -> GrowAhead {
+        let mut waiting = self.0.lock();
+        let request = waiting.get_or_insert_with(|| {
+            let order = Order { target_bytes: 0, state: AheadState::Waiting };
+            Arc::new(Request { order: Mutex::new(order), changed: Condvar::new() })
+        });
+        let mut order = request.order.lock();
+        order.target_bytes = order.target_bytes.max(bytes);
+        drop(order);
+        GrowAhead(request.clone())
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.0.lock().is_some()
+    }
+}
+
+/// Does what was asked for ahead, if anything was.
+pub(crate) fn serve(body: &Body, turn: Turn) {
+    let request = body.ahead.0.lock().take();
+    let Some(request) = request else { return };
+    // Whoever asks from now on makes a request of its own.
+    let target_bytes = request.become_(AheadState::Growing);
+    // The background thread has other work than to wait for the GPU.
+    let how = How { place: Place::Device(body.shape.home), turn, wait: Wait::No };
+    let grown = body
+        .slots_over(0, target_bytes)
+        .and_then(|slots| body.operate()?.commit(slots, how).map(drop));
+    request.become_(match grown {
+        Ok(()) => AheadState::Done,
+        Err(error) => AheadState::Failed(error),
+    });
+}

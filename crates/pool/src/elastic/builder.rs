@@ -1,0 +1,177 @@
+//! [`ElasticBuilder`]: the settings of an elastic buffer, validated once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use vmm_sys::object::Range;
+use vmm_sys::{Access, DeviceId, GranularityKind};
+
+use super::ElasticBuffer;
+use super::body::{Body, Shape};
+use crate::budget::Budget;
+use crate::device::Device;
+use crate::error::Error;
+use crate::place::Place;
+use crate::pool::PoolInner;
+
+/// Settings of an elastic buffer; see [`Pool::elastic`](crate::Pool::elastic).
+#[derive(Clone, Debug)]
+pub struct ElasticBuilder {
+    pool: Arc<PoolInner>,
+    device: DeviceId,
+    capacity_bytes: Option<u64>,
+    chunk_bytes: Option<u64>,
+    single_piece: bool,
+    exportable: bool,
+    tag: Option<Arc<str>>,
+    quota: Option<Budget>,
+    access: Option<BTreeMap<DeviceId, Access>>,
+}
+
+impl ElasticBuilder {
+    pub(crate) fn new(pool: Arc<PoolInner>, device: DeviceId) -> ElasticBuilder {
+        ElasticBuilder {
+            exportable: pool.exportable(),
+            pool,
+            device,
+            capacity_bytes: None,
+            chunk_bytes: None,
+            single_piece: false,
+            tag: None,
+            quota: None,
+            access: None,
+        }
+    }
+
+    /// How much can ever be committed, in bytes: as many addresses are reserved at once, which
+    /// costs no memory (the driver has 128 TiB of them in all). Default: the device's memory.
+    pub fn capacity_bytes(mut self, bytes: u64) -> Self {
+        self.capacity_bytes = Some(bytes);
+        self
+    }
+
+    /// The length of its chunks, in bytes: a multiple of the granularity. Long chunks are quick to
+    /// map, short ones waste less. Default: as the pool's stock.
+    pub fn chunk_bytes(mut self, bytes: u64) -> Self {
+        self.chunk_bytes = Some(bytes);
+        self
+    }
+
+    /// All of the capacity in one physical piece, for whoever can register only one. It is
+    /// committed and taken away as a whole.
+    pub fn single_piece(mut self) -> Self {
+        self.single_piece = true;
+        self
+    }
+
+    /// Whether its chunks can be exported to other processes. That is fixed when they are made, and
+    /// every call for such a chunk costs 10 to 18 us more. Default: the pool's setting.
+    pub fn exportable(mut self, on: bool) -> Self {
+        self.exportable = on;
+        self
+    }
+
+    /// A label of the owner, shown in the statistics.
+    pub fn tag(mut self, tag: &str) -> Self {
+        self.tag = Some(tag.into());
+        self
+    }
+
+    /// What the buffer may commit at most, in bytes. Default: its capacity.
+    pub fn quota_bytes(self, bytes: u64) -> Self {
+        self.quota(Budget::new(bytes))
+    }
+
+    /// A quota that several buffers share, those of one tag for example. The last one given counts.
+    pub fn quota(mut self, quota: Budget) -> Self {
+        self.quota = Some(quota);
+        self
+    }
+
+    /// Which other devices may use the buffer, in place of the pool's policy for its home.
+    pub fn access(mut self, devices: impl IntoIterator<Item = (DeviceId, Access)>) -> Self {
+        self.access = Some(devices.into_iter().collect());
+        self
+    }
+
+    /// Reserves the addresses. Nothing is committed.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`], [`Error::BadSetting`] names the setting and what is expected,
+    /// [`Error::OutOfAddresses`],
+    /// [`ElasticError::NoPeer`](super::ElasticError::NoPeer) names a pair of devices that cannot
+    /// work together; the driver's.
+    pub fn build(self) -> Result<ElasticBuffer, Error> {
+        if vmm_sys::process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
+        let places = self.pool.places();
+        let unknown = Error::UnknownDevice { device: self.device };
+        let keeper = places.device(self.device).ok_or(unknown)?.clone();
+        let shape = self.shape(&keeper)?;
+        let mut access =
+            self.access.clone().unwrap_or_else(|| keeper.policy.lock().iter().copied().collect());
+        access.retain(|device, access| *access != Access::None && *device != self.device);
+        for accessor in access.keys() {
+            places.peers.ensure(places, self.device, *accessor)?;
+        }
+        access.insert(self.device, Access::ReadWrite);
+        let range = reserve(&keeper, &shape)?;
+        let body = Arc::new(Body::new(shape, places.clone(), keeper, range, access));
+        places.add(&body);
+        Ok(ElasticBuffer { body, pool: self.pool })
+    }
+
+    fn shape(&self, keeper: &Device) -> Result<Shape, Error> {
+        let refuse = |setting, value: u64, expected: String| Error::BadSetting {
+            setting,
+            value: value.to_string(),
+            expected,
+        };
+        let props = Place::Device(self.device).props(self.exportable);
+        let granularity = keeper.driver.granularity(&props, GranularityKind::Minimum)?;
+        let most = keeper.plan.request_max_bytes.max(1 << 40);
+        let capacity_bytes = match self.capacity_bytes {
+            Some(bytes) if (1..=most).contains(&bytes) => bytes,
+            Some(bytes) => {
+                return Err(refuse("capacity", bytes, format!("1 to {most} bytes")));
+            }
+            None => keeper.driver.device_total_bytes(self.device)?,
+        };
+        let whole = capacity_bytes.next_multiple_of(granularity);
+        let chunk_bytes = match self.chunk_bytes {
+            _ if self.single_piece => whole,
+            Some(bytes) if bytes > 0 && bytes % granularity == 0 => bytes,
+            Some(bytes) => {
+                let expected = format!("a multiple of the granularity, {granularity} bytes");
+                return Err(refuse("chunk", bytes, expected));
+            }
+            // Not longer than the buffer is.
+            None => keeper.plan.stock_chunk_bytes().max(granularity).min(whole),
+        };
+        if capacity_bytes.div_ceil(chunk_bytes) > u64::from(u32::MAX) {
+            let expected = format!("at most 2^32 chunks of {chunk_bytes} bytes");
+            return Err(refuse("capacity", capacity_bytes, expected));
+        }
+        Ok(Shape {
+            home: self.device,
+            capacity_bytes,
+            chunk_bytes,
+            exportable: self.exportable,
+            tag: self.tag.clone(),
+            quota: self.quota.clone(),
+        })
+    }
+}
+
+/// Addresses for whole chunks, so that every chunk stands at a multiple of the granularity.
+fn reserve(keeper: &Device, shape: &Shape) -> Result<Range, Error> {
+    let bytes = shape.capacity_bytes.next_multiple_of(shape.chunk_bytes);
+    let align_bytes = keeper.plan.align_max_bytes;
+    Range::reserve(&keeper.driver, bytes, align_bytes, 0).map_err(|cause| {
+        match cause.is_out_of_addresses() {
+            true => Error::OutOfAddresses { bytes, cause },
+            false => Error::Driver(cause),
+        }
+    })
+}

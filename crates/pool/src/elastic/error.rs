@@ -1,0 +1,114 @@
+//! What can go wrong with an elastic buffer in particular.
+
+use vmm_sys::{DeviceId, DriverError};
+
+use crate::place::Place;
+
+/// An operation of an elastic buffer that did not succeed. The buffer is as it was before.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ElasticError {
+    /// More was asked for than addresses were reserved.
+    #[error("the end at {end_bytes} bytes lies beyond the buffer's capacity of {capacity_bytes}")]
+    BeyondCapacity {
+        /// Where the operation would end.
+        end_bytes: u64,
+        /// What is reserved.
+        capacity_bytes: u64,
+    },
+    /// The buffer's quota, or one that several buffers share, would be passed.
+    #[error("{bytes} bytes more would pass the quota: {booked_bytes} of {quota_bytes} are taken")]
+    OverQuota {
+        /// What was to be committed.
+        bytes: u64,
+        /// What counts against the quota already.
+        booked_bytes: u64,
+        /// The quota.
+        quota_bytes: u64,
+    },
+    /// A hook of the buffer asked for an operation on the same buffer.
+    #[error("a hook cannot change the backing of the buffer that called it")]
+    InHook,
+    /// Memory that was taken from these addresses is still used by work whose end cannot be waited
+    /// for: a guard is alive, or a stream is being captured.
+    #[error(
+        "the addresses at offset {offset} are still used by earlier work: drop the guards of \
+         use_on, end the capture, and try again"
+    )]
+    StillUsed {
+        /// Where.
+        offset: u64,
+    },
+    /// The buffer's chunks were made without a way to export them, which is fixed when they are
+    /// made.
+    #[error("the buffer is not exportable: ask for it when it is built")]
+    NotExportable,
+    /// Nothing is committed at the offset.
+    #[error("no memory is committed at offset {offset}")]
+    NotCommitted {
+        /// The offset.
+        offset: u64,
+    },
+    /// The device has no access to the buffer.
+    #[error("{device} has no access to the buffer: grant it first")]
+    NoAccess {
+        /// The device.
+        device: DeviceId,
+    },
+    /// The buffer's home always reads and writes it.
+    #[error("{device} is the buffer's home, which always reads and writes it")]
+    HomeAccess {
+        /// The home.
+        device: DeviceId,
+    },
+    /// A device cannot use the memory of another.
+    #[error("{accessor} cannot use memory of {owner}: {cause}")]
+    NoPeer {
+        /// Who was to read or write.
+        accessor: DeviceId,
+        /// Whose memory it is.
+        owner: DeviceId,
+        /// Why not.
+        cause: PeerFault,
+    },
+    /// The pool was not told of the place.
+    #[error("{place} is no place of this pool's memory")]
+    UnknownPlace {
+        /// The place.
+        place: Place,
+    },
+    /// The memory of a host node is short.
+    #[error("host NUMA node {node} has no {bytes} bytes left{}", text(.cause))]
+    HostShort {
+        /// The node.
+        node: u32,
+        /// What was asked for.
+        bytes: u64,
+        /// The driver's refusal, unless the pool's own limit came first.
+        cause: Option<DriverError>,
+    },
+}
+
+/// Why a pair of devices does not work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerFault {
+    /// The driver refuses the grant, or a copy.
+    #[error("{0}")]
+    Refused(DriverError),
+    /// It was granted, and then other bytes were read than were written.
+    #[error(
+        "granted, but {wrong} of {bytes} bytes came back wrong: switch ACS off in the PCIe bridges, \
+         and the IOMMU off or to pass-through"
+    )]
+    WrongBytes {
+        /// How many differ.
+        wrong: u64,
+        /// How many were read.
+        bytes: u64,
+    },
+}
+
+fn text(cause: &Option<DriverError>) -> String {
+    cause.as_ref().map_or(String::new(), |cause| format!(" ({cause})"))
+}

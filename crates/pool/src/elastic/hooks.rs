@@ -1,0 +1,132 @@
+//! Who is told that the memory behind an elastic buffer's addresses changes.
+//!
+//! A NIC, a collective library or an importer registers physical memory, not addresses: when the
+//! memory behind an address changes, its registration is of memory that is somebody else's by then.
+//! Hooks run in the thread that changes the memory, with no lock held: they may ask the buffer and
+//! the pool anything and allocate, but not change the same buffer's memory.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+/// What happens to the memory behind a buffer's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Memory comes to addresses that had none.
+    Commit,
+    /// Memory is taken away; the addresses stay.
+    Decommit,
+    /// The buffer ends.
+    End,
+}
+
+/// When a hook is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Phase {
+    /// Before anything is changed: what is registered with others has to be let go now.
+    Before,
+    /// After the change: the new memory can be registered.
+    After,
+    /// Nothing was changed after all: what was let go can be registered again.
+    Failed,
+}
+
+/// One change of the memory behind an elastic buffer's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackingChange {
+    /// When this call is made.
+    pub phase: Phase,
+    /// What happens.
+    pub cause: Cause,
+    /// The first byte that is concerned, from the start of the buffer.
+    pub offset: u64,
+    /// The length of what is concerned, in bytes; within it some chunks may stay as they are.
+    pub bytes: u64,
+    /// The buffer's generation: before and on failure the present one, after a change the new one.
+    pub generation: u64,
+}
+
+type Hook = Arc<dyn Fn(&BackingChange) + Send + Sync>;
+
+/// The hooks of a buffer.
+#[derive(Default)]
+pub(crate) struct Hooks(Arc<Mutex<List>>);
+
+#[derive(Default)]
+struct List {
+    hooks: Vec<(u64, Hook)>,
+    last_number: u64,
+}
+
+impl fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Hooks({})", self.0.lock().hooks.len())
+    }
+}
+
+/// Keeps a hook registered; dropping it ends that. A call that has begun in another thread is not
+/// waited for.
+#[must_use = "dropping it unregisters the hook"]
+pub struct BackingHook {
+    list: Weak<Mutex<List>>,
+    number: u64,
+}
+
+impl fmt::Debug for BackingHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BackingHook({})", self.number)
+    }
+}
+
+impl Drop for BackingHook {
+    fn drop(&mut self) {
+        let Some(list) = self.list.upgrade() else { return };
+        let mut list = list.lock();
+        let at = list.hooks.iter().position(|(number, _)| *number == self.number);
+        let hook = at.map(|at| list.hooks.remove(at));
+        drop(list);
+        // What the hook holds may do anything when it is dropped.
+        drop(hook);
+    }
+}
+
+thread_local! {
+    /// The lists whose hooks this thread is calling.
+    static CALLING: RefCell<Vec<*const Mutex<List>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Hooks {
+    pub(crate) fn add(&self, hook: impl Fn(&BackingChange) + Send + Sync + 'static) -> BackingHook {
+        let mut list = self.0.lock();
+        list.last_number += 1;
+        let number = list.last_number;
+        list.hooks.push((number, Arc::new(hook)));
+        BackingHook { list: Arc::downgrade(&self.0), number }
+    }
+
+    /// Whether the calling thread is in one of these hooks.
+    pub(crate) fn are_calling(&self) -> bool {
+        CALLING.with_borrow(|calling| calling.contains(&Arc::as_ptr(&self.0)))
+    }
+
+    /// Calls each hook, the oldest first. One that panics does no harm to the others.
+    pub(crate) fn call(&self, change: &BackingChange) {
+        let hooks = self.0.lock().hooks.clone();
+        if hooks.is_empty() {
+            return;
+        }
+        CALLING.with_borrow_mut(|calling| calling.push(Arc::as_ptr(&self.0)));
+        for (_, hook) in hooks {
+            if catch_unwind(AssertUnwindSafe(|| hook(change))).is_err() {
+                tracing::warn!(?change, "a hook for changed backing panicked");
+            }
+        }
+        CALLING.with_borrow_mut(|calling| calling.pop());
+    }
+}

@@ -1,0 +1,320 @@
+//! [`ElasticBuffer`]: a range of addresses of its own, whose memory comes and goes.
+//!
+//! ```
+//! # use vmm_pool::Pool;
+//! # use vmm_sys::{DeviceId, Driver, object::Stream, sim::Sim};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let driver: std::sync::Arc<dyn Driver> = Sim::builder().build();
+//! # let stream = Stream::create(&driver, DeviceId(0))?;
+//! let pool = Pool::builder(driver.clone()).build()?;
+//! let cache = pool.elastic(DeviceId(0)).capacity_bytes(1 << 40).build()?; // 1 TiB costs nothing
+//! cache.grow_to(256 << 20)?; // now it has 256 MiB, at an address that never changes
+//! {
+//!     let _using = cache.use_on(&stream)?; // work of `stream` uses it
+//!     // … launch kernels, replay graphs …
+//! }
+//! cache.shrink_to(64 << 20)?; // the rest goes once that work is done; nobody waits
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `body`: what it is made of, and who may change it. `commit`, `decommit`: memory comes and goes.
+//! `access`: which devices may use it. `uses`: which streams do. `hooks`: who is told of changes.
+//! `ahead`: growth in the background. `stats`: figures and pieces. `verify`: the walker.
+
+mod access;
+pub(crate) mod ahead;
+pub(crate) mod body;
+mod builder;
+pub(crate) mod commit;
+mod decommit;
+pub(crate) mod error;
+mod hooks;
+pub(crate) mod stats;
+mod uses;
+pub(crate) mod verify;
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use vmm_sys::object::{RelaxedCapture, Stream};
+use vmm_sys::{Access, DeviceId};
+
+pub use ahead::{AheadState, GrowAhead};
+pub use builder::ElasticBuilder;
+pub use error::{ElasticError, PeerFault};
+pub use hooks::{BackingChange, BackingHook, Cause, Phase};
+pub use stats::{ElasticStats, Piece};
+pub use uses::Use;
+
+use crate::error::Error;
+use crate::lane::Wait;
+use crate::place::Place;
+use crate::pool::PoolInner;
+use crate::turn::Turn;
+use body::Body;
+use commit::How;
+
+/// Addresses of its own, for a capacity that is reserved at once, and physical memory behind them
+/// that grows and shrinks in place by whole chunks.
+///
+/// Who owns the physical memory: the buffer alone; no chunk is shared. Is the address stable: yes,
+/// until the drop, whatever happens to the memory. Who may access: its home, and the devices that
+/// the pool's policy and [`grant`](ElasticBuffer::grant) name.
+///
+/// The pool cannot see kernels: whatever uses the buffer says so with
+/// [`use_on`](ElasticBuffer::use_on). Contents of memory that was committed anew are undefined.
+///
+/// Operations that change the memory run one at a time, whichever threads ask; figures and the
+/// address never wait for one. It keeps its pool open.
+pub struct ElasticBuffer {
+    body: Arc<Body>,
+    pool: Arc<PoolInner>,
+}
+
+impl ElasticBuffer {
+    /// The device address, the same until the drop.
+    pub fn address(&self) -> u64 {
+        self.body.address()
+    }
+
+    /// The device whose memory it takes unless told otherwise.
+    pub fn device(&self) -> DeviceId {
+        self.body.shape.home
+    }
+
+    /// What can be committed, in bytes: reserved addresses.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.body.shape.capacity_bytes
+    }
+
+    /// The length of a chunk: memory comes and goes by multiples of it.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.body.shape.chunk_bytes
+    }
+
+    /// Physical memory at its addresses, in bytes.
+    pub fn committed_bytes(&self) -> u64 {
+        self.body.committed_bytes()
+    }
+
+    /// Counts the changes of the memory behind the addresses.
+    pub fn generation(&self) -> u64 {
+        self.body.state().generation
+    }
+
+    /// The figures.
+    pub fn stats(&self) -> ElasticStats {
+        stats::stats(&self.body)
+    }
+
+    /// The physical pieces, by offset. They cover what is committed exactly.
+    pub fn pieces(&self) -> Vec<Piece> {
+        stats::pieces(&self.body)
+    }
+
+    /// Commits whatever is missing below `bytes`, rounded up to whole chunks. Returns the bytes
+    /// committed anew. All or nothing: after an error the buffer is as it was, and
+    /// [`shrink_to`](ElasticBuffer::shrink_to) takes back exactly what came.
+    ///
+    /// # Errors
+    /// [`ElasticError::BeyondCapacity`], [`ElasticError::OverQuota`], [`Error::OutOfMemory`] after
+    /// everything that could help was tried, [`ElasticError::NoPeer`] if a device that has access
+    /// cannot use the memory, the driver's.
+    pub fn grow_to(&self, bytes: u64) -> Result<u64, Error> {
+        self.commit(0..bytes)
+    }
+
+    /// Commits whatever is missing in these bytes, whole chunks, anywhere within the capacity.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::grow_to`].
+    pub fn commit(&self, range: Range<u64>) -> Result<u64, Error> {
+        self.commit_from(Place::Device(self.device()), range)
+    }
+
+    /// As [`ElasticBuffer::commit`], with memory of another place: of another device of the pool,
+    /// or of the host. The places of one buffer's chunks may differ.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::grow_to`]; [`ElasticError::UnknownPlace`].
+    pub fn commit_from(&self, place: Place, range: Range<u64>) -> Result<u64, Error> {
+        let slots = self.body.slots_over(range.start, range.end.saturating_sub(range.start))?;
+        let how = How { place, turn: Turn::Requester, wait: Wait::Yes };
+        self.body.operate()?.commit(slots, how)
+    }
+
+    /// Asks the background thread to do what [`ElasticBuffer::grow_to`] does, and returns at once.
+    /// Requests that have not begun are joined: the largest counts. In a pool without that thread
+    /// it is done here.
+    ///
+    /// # Errors
+    /// [`ElasticError::BeyondCapacity`]; later ones are in the answer.
+    pub fn grow_ahead(&self, bytes: u64) -> Result<GrowAhead, Error> {
+        self.body.slots_over(0, bytes)?;
+        let growth = self.body.ahead.ask(bytes);
+        if !self.pool.places().signal.wake() {
+            ahead::serve(&self.body, Turn::Requester);
+        }
+        Ok(growth)
+    }
+
+    /// Takes away all memory beyond `bytes`, rounded up to whole chunks. Returns the bytes taken.
+    /// Waits for nothing: the memory goes once the work of its users is done.
+    ///
+    /// # Errors
+    /// [`ElasticError::InHook`], [`Error::DriverGone`].
+    pub fn shrink_to(&self, bytes: u64) -> Result<u64, Error> {
+        let chunk_bytes = self.chunk_bytes();
+        let keep_bytes = bytes.min(self.capacity_bytes()).next_multiple_of(chunk_bytes);
+        self.decommit(keep_bytes..self.body.range.bytes())
+    }
+
+    /// Takes away the chunks that lie wholly in these bytes. Returns the bytes taken. The
+    /// addresses stay the buffer's: using them before memory is committed there again is a fault.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::shrink_to`].
+    pub fn decommit(&self, range: Range<u64>) -> Result<u64, Error> {
+        let chunk_bytes = self.chunk_bytes();
+        let first = range.start.div_ceil(chunk_bytes);
+        let end = range.end.min(self.body.range.bytes()) / chunk_bytes;
+        let slots = (first..end).map(|slot| slot as u32); // below the capacity's number of slots
+        Ok(self.body.operate()?.decommit(slots, Cause::Decommit))
+    }
+
+    /// Says that work of `stream` is going to use the buffer: hold the answer until that work,
+    /// graph launches included, is enqueued.
+    ///
+    /// # Errors
+    /// [`ElasticError::NoAccess`] if the stream's device has no access to the buffer,
+    /// [`Error::UnknownDevice`] if the stream belongs to another driver.
+    pub fn use_on(&self, stream: &Stream) -> Result<Use, Error> {
+        uses::Uses::begin(&self.body, stream)
+    }
+
+    /// Lets `device` use the buffer, memory that is committed later included. All or nothing.
+    /// [`Access::None`] takes its access away: work of that device that still uses the buffer
+    /// faults, so wait for it first.
+    ///
+    /// # Errors
+    /// [`ElasticError::NoPeer`] names a pair that cannot work together,
+    /// [`ElasticError::HomeAccess`] if `device` is the home; the driver's.
+    pub fn grant(&self, device: DeviceId, access: Access) -> Result<(), Error> {
+        self.body.operate()?.grant(device, access)
+    }
+
+    /// Takes the access of `device` away: see [`ElasticBuffer::grant`].
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::grant`].
+    pub fn revoke(&self, device: DeviceId) -> Result<(), Error> {
+        self.grant(device, Access::None)
+    }
+
+    /// What `device` may do with the buffer.
+    pub fn access(&self, device: DeviceId) -> Access {
+        self.body.state().access.get(&device).copied().unwrap_or(Access::None)
+    }
+
+    /// Calls `hook` before and after each change of the memory behind the addresses, until the
+    /// answer is dropped.
+    ///
+    /// Whoever registered the memory with a NIC, a collective library or another process lets go of
+    /// it in [`Phase::Before`], and registers anew in [`Phase::After`] or [`Phase::Failed`]. The
+    /// hook runs in the thread that makes the change, the background thread included, with no lock
+    /// held: it may call the pool and this buffer, but not change this buffer's memory
+    /// ([`ElasticError::InHook`]). One that panics is logged, and does no harm.
+    pub fn on_backing_change(
+        &self,
+        hook: impl Fn(&BackingChange) + Send + Sync + 'static,
+    ) -> BackingHook {
+        self.body.hooks.add(hook)
+    }
+
+    /// Descriptors of the pieces, for other processes; each keeps its memory taken until it is
+    /// closed. Slow, 0.6 ms a piece: make them once and keep them while the generation stays.
+    ///
+    /// # Errors
+    /// [`ElasticError::NotExportable`] unless the buffer was built exportable; the driver's.
+    pub fn export_pieces(&self) -> Result<Vec<(Piece, OwnedFd)>, Error> {
+        if !self.body.shape.exportable {
+            return Err(ElasticError::NotExportable.into());
+        }
+        // Nobody changes the memory meanwhile.
+        let operation = self.body.operate()?;
+        let chunks: Vec<_> =
+            self.body.state().pieces.values().map(|it| it.mapping.chunk().clone()).collect();
+        let pieces = self.pieces().into_iter().zip(chunks);
+        let exported = pieces
+            .map(|(piece, chunk)| Ok((piece, Turn::Requester.with(|| chunk.export_fd())?)))
+            .collect();
+        drop(operation);
+        exported
+    }
+
+    /// Copies `source` to `offset` in the buffer, by the home, and waits. The caller orders it
+    /// against work that is still running.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`], [`ElasticError::NotCommitted`]; the driver's.
+    pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), Error> {
+        self.check_bounds(offset, source.len() as u64)?;
+        let _relaxed = RelaxedCapture::enter(self.body.range.driver())?;
+        Ok(self.body.range.write(self.device(), offset, source)?)
+    }
+
+    /// Copies from `offset` in the buffer into `target`, by the home, and waits.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::write`].
+    pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), Error> {
+        self.read_by(self.device(), offset, target)
+    }
+
+    /// As [`ElasticBuffer::read`], through the context of another device that has access.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::write`]; [`ElasticError::NoAccess`].
+    pub fn read_by(&self, device: DeviceId, offset: u64, target: &mut [u8]) -> Result<(), Error> {
+        if !self.body.may_access(device) {
+            return Err(ElasticError::NoAccess { device }.into());
+        }
+        self.check_bounds(offset, target.len() as u64)?;
+        let _relaxed = RelaxedCapture::enter(self.body.range.driver())?;
+        Ok(self.body.range.read(device, offset, target)?)
+    }
+
+    /// Whether memory stands behind all of these bytes.
+    fn check_bounds(&self, offset: u64, bytes: u64) -> Result<(), Error> {
+        let buffer_bytes = self.capacity_bytes();
+        if offset.checked_add(bytes).is_none_or(|end| end > buffer_bytes) {
+            return Err(Error::OutOfBounds { offset, bytes, buffer_bytes });
+        }
+        let chunk_bytes = self.chunk_bytes();
+        let state = self.body.state();
+        let mut slots = self.body.slots_over(offset, bytes)?;
+        match slots.find(|slot| !state.pieces.contains_key(slot)) {
+            Some(slot) => {
+                let offset = u64::from(slot) * chunk_bytes;
+                Err(ElasticError::NotCommitted { offset }.into())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for ElasticBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "ElasticBuffer({} of {} bytes at {:#x} of {})",
+            self.committed_bytes(),
+            self.capacity_bytes(),
+            self.address(),
+            self.device()
+        )
+    }
+}

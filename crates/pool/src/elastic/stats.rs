@@ -1,0 +1,109 @@
+//! The figures of an elastic buffer, and its pieces.
+
+use std::sync::Arc;
+
+use vmm_sys::{DeviceId, HandleTypes};
+
+use super::body::Body;
+use crate::place::Place;
+
+/// One physical piece of an elastic buffer: a chunk at its addresses. Whoever registers the buffer
+/// with a NIC or another process has to register each piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Piece {
+    /// Where it begins, from the start of the buffer.
+    pub offset: u64,
+    /// Its device address.
+    pub address: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Where the memory lies.
+    pub place: Place,
+    /// Whether it can be exported to other processes.
+    pub exportable: bool,
+    /// The buffer's generation when the piece came: another number at the same offset is other
+    /// memory.
+    pub generation: u64,
+}
+
+/// The figures of an elastic buffer, in bytes unless they say otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ElasticStats {
+    /// The home.
+    pub device: DeviceId,
+    /// The label of its owner.
+    pub tag: Option<Arc<str>>,
+    /// Addresses reserved. Costs no memory.
+    pub reserved_bytes: u64,
+    /// Physical memory at the addresses.
+    pub committed_bytes: u64,
+    /// The same by place; the driver's figure of free memory cannot tell whose it is.
+    pub by_place: Vec<(Place, u64)>,
+    /// The length of its chunks.
+    pub chunk_bytes: u64,
+    /// What may be committed, with all who share the quota; `u64::MAX` if there is no quota.
+    pub quota_bytes: u64,
+    /// What all who share the quota have committed.
+    pub quota_booked_bytes: u64,
+    /// Memory that the driver made for the buffer since it was built.
+    pub created_bytes: u64,
+    /// Memory that came from the stock since it was built.
+    pub from_stock_bytes: u64,
+    /// Memory that had left and came back before it was gone.
+    pub returned_bytes: u64,
+    /// Changes of the memory behind the addresses (count).
+    pub generation: u64,
+    /// Guards of `use_on` that are alive (count).
+    pub open_uses: u64,
+    /// Guards that were ever made (count).
+    pub uses: u64,
+    /// Whether growth that was asked for ahead has not begun.
+    pub growth_waits: bool,
+}
+
+pub(super) fn pieces(body: &Body) -> Vec<Piece> {
+    let state = body.state();
+    let piece = |(slot, standing): (&u32, &super::body::Standing)| Piece {
+        offset: u64::from(*slot) * body.shape.chunk_bytes,
+        address: standing.mapping.address(),
+        bytes: standing.mapping.bytes(),
+        place: standing.place(),
+        exportable: standing.mapping.chunk().props().handle_types != HandleTypes::NONE,
+        generation: standing.generation,
+    };
+    state.pieces.iter().map(piece).collect()
+}
+
+pub(crate) fn stats(body: &Body) -> ElasticStats {
+    let uses = body.uses.counts();
+    let quota = body.shape.quota.as_ref();
+    let state = body.state();
+    let mut by_place: Vec<(Place, u64)> = Vec::new();
+    for standing in state.pieces.values() {
+        let (place, bytes) = (standing.place(), standing.mapping.bytes());
+        match by_place.iter_mut().find(|(known, _)| *known == place) {
+            Some((_, sum)) => *sum += bytes,
+            None => by_place.push((place, bytes)),
+        }
+    }
+    by_place.sort_unstable();
+    ElasticStats {
+        device: body.shape.home,
+        tag: body.shape.tag.clone(),
+        reserved_bytes: body.range.bytes(),
+        committed_bytes: by_place.iter().map(|(_, bytes)| bytes).sum(),
+        by_place,
+        chunk_bytes: body.shape.chunk_bytes,
+        quota_bytes: quota.map_or(u64::MAX, crate::Budget::limit_bytes),
+        quota_booked_bytes: quota.map_or(0, crate::Budget::booked_bytes),
+        created_bytes: state.counts.created_bytes,
+        from_stock_bytes: state.counts.stock_bytes,
+        returned_bytes: state.counts.returned_bytes,
+        generation: state.generation,
+        open_uses: uses.open,
+        uses: uses.begun,
+        growth_waits: body.ahead.is_waiting(),
+    }
+}

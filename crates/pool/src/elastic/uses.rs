@@ -1,0 +1,227 @@
+//! [`Use`]: the streams that use an elastic buffer, and what its memory waits for because of them.
+//!
+//! The pool cannot see kernels. A guard says that work of a stream uses the buffer; when it is
+//! dropped an event is recorded, and that event, the youngest of its stream, is what memory that is
+//! taken from the buffer waits for. A guard that is still alive then is waited for first.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use vmm_sys::object::{RelaxedCapture, Stream};
+use vmm_sys::process;
+
+use super::body::Body;
+use super::error::ElasticError;
+use crate::device::Device;
+use crate::error::Error;
+use crate::lane::{Asker, Gate, is_captured, record};
+
+/// How many streams are remembered before those whose work is done are looked for.
+const STREAMS_MIN: usize = 16;
+
+/// While it lives, work that is enqueued on its stream, graph launches included, may use the
+/// buffer. Drop it once all such work is enqueued: the buffer's memory stays mapped until that work
+/// is done, however the buffer shrinks, moves or ends meanwhile.
+///
+/// Made by [`ElasticBuffer::use_on`](super::ElasticBuffer::use_on). It keeps the buffer's memory,
+/// and can be dropped in any thread.
+pub struct Use {
+    body: Arc<Body>,
+    open: Arc<OpenUse>,
+}
+
+/// A guard that is alive: what its drop recorded, once it is dropped.
+#[derive(Debug)]
+struct OpenUse {
+    stream: Stream,
+    closed: Arc<OnceLock<Gate>>,
+}
+
+/// The uses of one buffer.
+#[derive(Debug, Default)]
+pub(crate) struct Uses(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    open: Vec<Arc<OpenUse>>,
+    /// The youngest use of each stream that has used the buffer.
+    last: Vec<LastUse>,
+    /// Length of `last` at which it is next looked through.
+    prune_at: usize,
+    /// Users of memory that came back before they were done: later users wait for them.
+    before: Vec<(u64, Gate)>,
+    begun: u64,
+    /// Tells entries apart; never given twice.
+    last_number: u64,
+}
+
+impl State {
+    fn number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
+    }
+}
+
+/// The youngest use of a stream that has ended.
+#[derive(Clone, Debug)]
+struct LastUse {
+    number: u64,
+    stream: Stream,
+    gate: Gate,
+}
+
+/// How a buffer is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UseCounts {
+    /// Guards that are alive.
+    pub(crate) open: u64,
+    /// Guards that were ever made.
+    pub(crate) begun: u64,
+}
+
+impl Uses {
+    pub(crate) fn counts(&self) -> UseCounts {
+        let state = self.0.lock();
+        UseCounts { open: state.open.len() as u64, begun: state.begun }
+    }
+
+    /// What memory waits for that is taken from the buffer now: everything enqueued by the guards
+    /// until now, and whatever those that are alive are going to enqueue.
+    pub(crate) fn gates(&self) -> Vec<Gate> {
+        let state = self.0.lock();
+        let last = state.last.iter().map(|it| it.gate.clone());
+        let open = state.open.iter().map(|open| Gate::Open(open.closed.clone()));
+        last.chain(open).chain(state.before.iter().map(|(_, gate)| gate.clone())).collect()
+    }
+
+    /// Memory came back to the buffer before these had passed: whoever uses it waits for them.
+    pub(crate) fn come_after(&self, gates: impl IntoIterator<Item = Gate>) {
+        let mut state = self.0.lock();
+        for gate in gates {
+            let number = state.number();
+            state.before.push((number, gate));
+        }
+    }
+
+    /// Begins a use of `body` on `stream`.
+    pub(crate) fn begin(body: &Arc<Body>, stream: &Stream) -> Result<Use, Error> {
+        let device = body.keeper();
+        if !std::ptr::addr_eq(Arc::as_ptr(stream.driver()), Arc::as_ptr(&device.driver)) {
+            return Err(Error::UnknownDevice { device: stream.device() });
+        }
+        if !body.may_access(stream.device()) {
+            return Err(ElasticError::NoAccess { device: stream.device() }.into());
+        }
+        let closed = Arc::new(OnceLock::new());
+        let open = Arc::new(OpenUse { stream: stream.clone(), closed });
+        let before = {
+            let mut state = body.uses.0.lock();
+            // From here on, memory that is taken away waits for the guard.
+            state.open.push(open.clone());
+            state.begun += 1;
+            state.before.clone()
+        };
+        let guard = Use { body: body.clone(), open };
+        if !before.is_empty() {
+            body.uses.order(device, stream, before)?;
+        }
+        Ok(guard)
+    }
+
+    /// Lets `stream` wait for the gates that have not passed. The host waits in its place while it
+    /// is being captured: an event from outside would spoil the capture.
+    fn order(
+        &self,
+        device: &Device,
+        stream: &Stream,
+        mut before: Vec<(u64, Gate)>,
+    ) -> Result<(), Error> {
+        let numbers: Vec<u64> = before.iter().map(|(number, _)| *number).collect();
+        retain_pending(device, &mut before, |(_, gate)| gate);
+        let pending = |number: &u64| before.iter().any(|(it, _)| it == number);
+        self.0.lock().before.retain(|(it, _)| !numbers.contains(it) || pending(it));
+        if before.is_empty() {
+            return Ok(());
+        }
+        let captured = is_captured(stream);
+        for (_, gate) in &before {
+            if captured { gate.wait()? } else { gate.order(stream)? }
+        }
+        Ok(())
+    }
+
+    /// Ends a use: what was enqueued until now is what its stream waits for.
+    fn end(&self, device: &Device, open: &Arc<OpenUse>) {
+        let gate = record(device, open.stream.clone());
+        // Whoever waits for the guard now waits for the event. Only a guard's drop comes here.
+        let _first = open.closed.set(gate.clone());
+        let (old, crowded) = {
+            let mut state = self.0.lock();
+            state.open.retain(|other| !Arc::ptr_eq(other, open));
+            let number = state.number();
+            let new = LastUse { number, stream: open.stream.clone(), gate };
+            let same = |it: &&mut LastUse| {
+                it.stream.id() == new.stream.id() && it.stream.device() == new.stream.device()
+            };
+            let old = match state.last.iter_mut().find(same) {
+                Some(last) => Some(std::mem::replace(last, new)),
+                None => {
+                    state.last.push(new);
+                    None
+                }
+            };
+            (old, state.last.len() > state.prune_at.max(STREAMS_MIN))
+        };
+        if let Some(old) = old {
+            old.gate.recycle(device);
+        }
+        if crowded {
+            self.prune(device);
+        }
+    }
+
+    /// Forgets streams whose work is done, so that streams which come and go do not add up.
+    fn prune(&self, device: &Device) {
+        // Asked in copies: who asks for the gates meanwhile must find them all.
+        let known = self.0.lock().last.clone();
+        let mut pending = known.clone();
+        retain_pending(device, &mut pending, |it| &mut it.gate);
+        let is_pending = |number: u64| pending.iter().any(|it| it.number == number);
+        let done: Vec<u64> =
+            known.iter().map(|it| it.number).filter(|number| !is_pending(*number)).collect();
+        let mut state = self.0.lock();
+        state.last.retain(|it| !done.contains(&it.number));
+        state.prune_at = 2 * state.last.len();
+    }
+}
+
+/// Drops the entries whose gates have passed.
+fn retain_pending<T>(device: &Device, entries: &mut Vec<T>, gate: impl Fn(&mut T) -> &mut Gate) {
+    // Without the relaxed mode a query could end somebody's capture: nothing is asked.
+    let Ok(_relaxed) = RelaxedCapture::enter(&device.driver) else { return };
+    let mut asker = Asker::new(device);
+    entries.retain_mut(|entry| !asker.ask(gate(entry)));
+    asker.finish();
+}
+
+impl Use {
+    /// The stream.
+    pub fn stream(&self) -> &Stream {
+        &self.open.stream
+    }
+}
+
+impl fmt::Debug for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Use({:#x} on {:?})", self.body.address(), self.open.stream)
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        if !process::is_forked_child() {
+            self.body.uses.end(self.body.keeper(), &self.open);
+        }
+    }
+}

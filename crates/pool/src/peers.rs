@@ -1,0 +1,239 @@
+//! [`Peers`]: which devices can use each other's memory, found out once by reading bytes.
+//!
+//! Only pairs that somebody named are touched. The first grant of a pair brings its link up, about
+//! 1 ms, and the link stays up as long as one mapping is granted: so each pair keeps an *anchor*, one
+//! small mapping. The anchors of one owner are aliases of one chunk.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vmm_sys::object::{Chunk, Mapping, Range, RelaxedCapture};
+use vmm_sys::{AccessGrant, DeviceId, DriverError};
+
+use crate::depot::Shortage;
+use crate::device::Device;
+use crate::elastic::error::{ElasticError, PeerFault};
+use crate::error::Error;
+use crate::out_of_memory::{Asked, OutOfMemory};
+use crate::places::Places;
+use crate::turn::Turn;
+
+/// Bytes that are written by the owner and read by its peer.
+const PATTERN_BYTES: usize = 4096;
+
+/// The pairs that somebody named.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    state: Mutex<State>,
+    /// Held while a pair is tried, so that each is tried once. Nothing else waits for it.
+    trying: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By owner and accessor.
+    pairs: BTreeMap<(DeviceId, DeviceId), Found>,
+    /// The chunk behind an owner's anchors.
+    chunks: BTreeMap<DeviceId, Arc<Chunk>>,
+}
+
+/// What is known of a pair.
+#[derive(Debug)]
+enum Found {
+    /// It works; the anchor keeps the link up.
+    Works(Mapping),
+    Fails(PeerFault),
+}
+
+/// What was found out about a pair of devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PeerVerdict {
+    /// Nobody named the pair, so it was not touched.
+    Untried,
+    /// Bytes that the owner wrote were read right by the other, and the link is kept up.
+    Works,
+    /// It does not work, and why.
+    Fails(PeerFault),
+}
+
+impl Peers {
+    pub(crate) fn verdict(&self, owner: DeviceId, accessor: DeviceId) -> PeerVerdict {
+        match self.state.lock().pairs.get(&(owner, accessor)) {
+            None => PeerVerdict::Untried,
+            Some(Found::Works(_)) => PeerVerdict::Works,
+            Some(Found::Fails(fault)) => PeerVerdict::Fails(fault.clone()),
+        }
+    }
+
+    /// Makes sure that `accessor` can use memory of `owner`: tried once, then known. A pair that
+    /// failed is tried again: links come and go.
+    pub(crate) fn ensure(
+        &self,
+        places: &Places,
+        owner: DeviceId,
+        accessor: DeviceId,
+    ) -> Result<(), Error> {
+        let works = || self.verdict(owner, accessor) == PeerVerdict::Works;
+        if owner == accessor || works() {
+            return Ok(());
+        }
+        let device = places.device(owner).ok_or(Error::UnknownDevice { device: owner })?;
+        let _alone = self.trying.lock();
+        if works() {
+            return Ok(());
+        }
+        let chunk = self.chunk(device)?;
+        let tried = try_pair(device, accessor, chunk);
+        let (found, answer) = match tried {
+            Ok(anchor) => (Some(Found::Works(anchor)), Ok(())),
+            Err(Trouble::Fault(cause)) => {
+                let error = ElasticError::NoPeer { accessor, owner, cause: cause.clone() };
+                (Some(Found::Fails(cause)), Err(error.into()))
+            }
+            Err(Trouble::Error(error)) => (None, Err(error.into())),
+        };
+        if let Some(found) = found {
+            self.state.lock().pairs.insert((owner, accessor), found);
+        }
+        self.drop_unused_chunk(device);
+        answer
+    }
+
+    /// The chunk behind the anchors of a device's memory.
+    fn chunk(&self, device: &Device) -> Result<Arc<Chunk>, Error> {
+        let owner = device.plan.device;
+        if let Some(chunk) = self.state.lock().chunks.get(&owner) {
+            return Ok(chunk.clone());
+        }
+        let bytes = device.plan.granularity_bytes;
+        let _carrying = device.depot.carry();
+        let made = device.create_chunk(bytes, Turn::Requester).or_else(|shortage| {
+            match shortage {
+                Shortage::Driver(error) if !error.is_out_of_memory() => {
+                    return Err(Shortage::Driver(error));
+                }
+                Shortage::Limit | Shortage::Driver(_) => {}
+            }
+            // What lies on the shelf is as good, in whatever length.
+            device.release_stock(0, Turn::Requester);
+            device.create_chunk(bytes, Turn::Requester)
+        });
+        let chunk = made.map_err(|shortage| {
+            let cause = match shortage {
+                Shortage::Limit => None,
+                Shortage::Driver(error) if error.is_out_of_memory() => Some(error),
+                Shortage::Driver(error) => return Error::Driver(error),
+            };
+            let asked = Asked { bytes, rounded_bytes: bytes, may_wait: true };
+            Error::OutOfMemory(Box::new(OutOfMemory::new(device, asked, None, None, cause)))
+        })?;
+        let chunk = Arc::new(chunk);
+        self.state.lock().chunks.insert(owner, chunk.clone());
+        device.depot.anchors_grew(bytes);
+        Ok(chunk)
+    }
+
+    /// Gives the chunk of an owner without anchors back.
+    fn drop_unused_chunk(&self, device: &Device) {
+        let owner = device.plan.device;
+        let _carrying = device.depot.carry();
+        let chunk = {
+            let mut state = self.state.lock();
+            let mut pairs = state.pairs.iter();
+            if pairs.any(|((of, _), found)| *of == owner && matches!(found, Found::Works(_))) {
+                return;
+            }
+            state.chunks.remove(&owner)
+        };
+        let Some(chunk) = chunk else { return };
+        device.depot.anchors_shrank(chunk.bytes());
+        match Arc::try_unwrap(chunk) {
+            Ok(chunk) => device.depot.release(chunk, Turn::Requester),
+            // A mapping of it could not be unmapped, and leaves later.
+            Err(chunk) => device.depot.settle(chunk, Turn::Requester),
+        }
+    }
+
+    /// Gives all anchors back: the pool ends.
+    pub(crate) fn end(&self, places: &Places) {
+        let pairs = std::mem::take(&mut self.state.lock().pairs);
+        for ((owner, _), found) in pairs {
+            let (Found::Works(anchor), Some(device)) = (found, places.device(owner)) else {
+                continue;
+            };
+            unmap(device, anchor);
+        }
+        places.devices.iter().for_each(|device| self.drop_unused_chunk(device));
+    }
+}
+
+/// Why a pair was not seen to work.
+enum Trouble {
+    Fault(PeerFault),
+    /// It says nothing about the pair.
+    Error(DriverError),
+}
+
+impl From<DriverError> for Trouble {
+    fn from(error: DriverError) -> Trouble {
+        let passing = error.is_out_of_memory()
+            || error.is_out_of_addresses()
+            || error.is_driver_gone()
+            || error.is_sticky();
+        if passing { Trouble::Error(error) } else { Trouble::Fault(PeerFault::Refused(error)) }
+    }
+}
+
+/// Maps the owner's chunk, lets both use it, and has the accessor read what the owner wrote.
+fn try_pair(device: &Device, accessor: DeviceId, chunk: Arc<Chunk>) -> Result<Mapping, Trouble> {
+    let (driver, owner, turn) = (&device.driver, device.plan.device, Turn::Requester);
+    let span = tracing::debug_span!("vmm_pool.peer", owner = owner.0, accessor = accessor.0);
+    let _entered = span.enter();
+    let bytes = chunk.bytes();
+    let range = turn.with(|| Range::reserve(driver, bytes, bytes, 0)).map_err(Trouble::Error)?;
+    let mapping = turn.with(|| Mapping::map(&range, 0, chunk)).map_err(Trouble::Error)?;
+    let checked = check(device, accessor, &range, &mapping);
+    match checked {
+        Ok(()) => Ok(mapping),
+        Err(trouble) => {
+            unmap(device, mapping);
+            Err(trouble)
+        }
+    }
+}
+
+fn check(
+    device: &Device,
+    accessor: DeviceId,
+    range: &Range,
+    mapping: &Mapping,
+) -> Result<(), Trouble> {
+    let (owner, turn) = (device.plan.device, Turn::Requester);
+    let own = [AccessGrant::read_write(owner)];
+    turn.with(|| mapping.set_access(&own)).map_err(Trouble::Error)?;
+    turn.with(|| mapping.set_access(&[AccessGrant::read_write(accessor)]))?;
+    let _relaxed = RelaxedCapture::enter(&device.driver).map_err(Trouble::Error)?;
+    let first = (owner.0 << 4 ^ accessor.0) as u8;
+    let expected: Vec<u8> = (0..PATTERN_BYTES).map(|at| first.wrapping_add(at as u8 | 1)).collect();
+    range.write(owner, 0, &expected).map_err(Trouble::Error)?;
+    let mut found = vec![0; PATTERN_BYTES];
+    range.read(accessor, 0, &mut found)?;
+    let wrong = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+    match wrong {
+        0 => Ok(()),
+        _ => {
+            let (wrong, bytes) = (wrong as u64, PATTERN_BYTES as u64);
+            Err(Trouble::Fault(PeerFault::WrongBytes { wrong, bytes }))
+        }
+    }
+}
+
+/// Takes an anchor away. Its chunk stays with [`Peers`].
+fn unmap(device: &Device, mapping: Mapping) {
+    if let Err((mapping, error)) = Turn::Requester.with(|| mapping.unmap()) {
+        tracing::warn!(%error, "an anchor could not be unmapped; tried again later");
+        device.depot.leaving.add(std::iter::once(mapping), Vec::new());
+    }
+}

@@ -1,0 +1,159 @@
+//! [`Places`]: the places of a pool's memory, and what lies across them: elastic buffers, peers.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use vmm_sys::object::Mapping;
+use vmm_sys::{ChunkProps, DeviceId, Driver, DriverError};
+
+use crate::background::Signal;
+use crate::depot::Depot;
+use crate::device::Device;
+use crate::elastic::body::Body;
+use crate::elastic::commit::How;
+use crate::elastic::error::ElasticError;
+use crate::error::Error;
+use crate::ladder::Climb;
+use crate::lane::{Gate, Wait};
+use crate::out_of_memory::{Asked, OutOfMemory, device_memory};
+use crate::peers::Peers;
+use crate::place::Place;
+use crate::turn::Turn;
+
+/// What a pool's devices share.
+#[derive(Debug)]
+pub(crate) struct Places {
+    pub(crate) driver: Arc<dyn Driver>,
+    /// Before the devices: its anchors are memory of theirs.
+    pub(crate) peers: Peers,
+    pub(crate) devices: Vec<Arc<Device>>,
+    /// Every elastic buffer that has not ended.
+    bodies: Mutex<Vec<Weak<Body>>>,
+    /// How the background thread is woken.
+    pub(crate) signal: Arc<Signal>,
+}
+
+/// One place, with the device that lends it events.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Site<'a> {
+    pub(crate) place: Place,
+    pub(crate) depot: &'a Depot,
+    keeper: &'a Arc<Device>,
+    places: &'a Places,
+}
+
+/// What stands at addresses that were given up.
+#[derive(Debug)]
+pub(crate) enum Found<'a> {
+    Nothing,
+    /// A mapping of the right kind, with its last users.
+    Reclaimed(Mapping, Vec<Gate>),
+    /// One of another kind, which waits there for its users.
+    Other(Site<'a>),
+}
+
+impl Places {
+    pub(crate) fn new(driver: Arc<dyn Driver>, devices: Vec<Arc<Device>>) -> Places {
+        Places {
+            driver,
+            peers: Peers::default(),
+            devices,
+            bodies: Mutex::new(Vec::new()),
+            signal: Arc::default(),
+        }
+    }
+
+    pub(crate) fn device(&self, device: DeviceId) -> Option<&Arc<Device>> {
+        self.devices.iter().find(|known| known.plan.device == device)
+    }
+
+    /// Every place.
+    pub(crate) fn sites(&self) -> impl Iterator<Item = Site<'_>> {
+        self.devices.iter().map(|device| Site {
+            place: Place::Device(device.plan.device),
+            depot: &device.depot,
+            keeper: device,
+            places: self,
+        })
+    }
+
+    pub(crate) fn site(&self, place: Place) -> Result<Site<'_>, Error> {
+        let known = self.sites().find(|site| site.place == place);
+        known.ok_or_else(|| ElasticError::UnknownPlace { place }.into())
+    }
+
+    /// Takes the mapping at `address` back that was given up, if its chunk has these properties.
+    pub(crate) fn reclaim(&self, address: u64, props: &ChunkProps) -> Found<'_> {
+        for site in self.sites().filter(|site| !site.depot.leaving.is_empty()) {
+            match site.depot.leaving.reclaim(address, props) {
+                None => {}
+                Some(Some((mapping, gates))) => return Found::Reclaimed(mapping, gates),
+                Some(None) => return Found::Other(site),
+            }
+        }
+        Found::Nothing
+    }
+
+    /// Lists a new buffer.
+    pub(crate) fn add(&self, body: &Arc<Body>) {
+        let mut bodies = self.bodies.lock();
+        bodies.retain(|known| known.strong_count() > 0);
+        bodies.push(Arc::downgrade(body));
+    }
+
+    /// The buffers that have not ended.
+    pub(crate) fn bodies(&self) -> Vec<Arc<Body>> {
+        self.bodies.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Site<'_> {
+    pub(crate) fn sweep(&self, wait: Wait, turn: Turn) {
+        self.depot.leaving.sweep(self.keeper, self.depot, wait, turn);
+    }
+
+    /// Something is on its way to the shelf: the background thread sees to it, or who is here.
+    pub(crate) fn tidy(&self, turn: Turn) {
+        if self.depot.leaving.is_empty() {
+            return;
+        }
+        if !self.places.signal.wake() {
+            self.sweep(Wait::No, turn);
+        }
+    }
+
+    /// Does what the next rung of the ladder says. False if none is left.
+    pub(crate) fn make_room(&self, climb: &mut Climb, bytes: u64, how: How) -> bool {
+        match self.place {
+            Place::Device(_) => climb.next_for_chunks(self.keeper, &how.request(bytes), how.turn),
+            Place::HostNuma(_) => false,
+        }
+    }
+
+    /// The error of a chunk that could not be had.
+    pub(crate) fn shortage(&self, bytes: u64, how: How, cause: Option<DriverError>) -> Error {
+        match self.place {
+            Place::Device(_) => {
+                let may_wait = how.wait == Wait::Yes;
+                let asked = Asked { bytes, rounded_bytes: bytes, may_wait };
+                let info = device_memory(self.keeper);
+                Error::OutOfMemory(Box::new(OutOfMemory::new(
+                    self.keeper,
+                    asked,
+                    None,
+                    info,
+                    cause,
+                )))
+            }
+            Place::HostNuma(node) => ElasticError::HostShort { node, bytes, cause }.into(),
+        }
+    }
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        if !self.driver.is_gone() {
+            self.peers.end(self);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! A pool with elastic buffers over several simulated devices, and what a failed operation must
+//! leave as it was.
+
+use std::sync::Arc;
+
+use vmm_pool::{DeviceStats, ElasticBuffer, Piece, Pool, PoolBuilder};
+use vmm_sys::object::Stream;
+use vmm_sys::sim::{FaultPlan, Sim, SimBuilder};
+use vmm_sys::{Access, DeviceId, Driver, Location, ResultCode};
+
+pub(crate) const G: u64 = 2 << 20;
+
+pub(crate) struct Machine {
+    pub(crate) sim: Arc<Sim>,
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) pool: Pool,
+}
+
+/// A pool over all of `devices` simulated ones, without a thread of its own.
+pub(crate) fn machine(
+    devices: u32,
+    sim: impl FnOnce(SimBuilder) -> SimBuilder,
+    settings: impl FnOnce(PoolBuilder) -> PoolBuilder,
+) -> Machine {
+    let sim = sim(Sim::builder().devices(devices as usize)).build();
+    let driver: Arc<dyn Driver> = sim.clone();
+    let mut builder = Pool::builder(driver.clone()).background(false);
+    for device in 0..devices {
+        builder = builder.device(DeviceId(device));
+    }
+    let pool = settings(builder).build().unwrap();
+    Machine { sim, driver, pool }
+}
+
+impl Machine {
+    pub(crate) fn stream(&self, device: u32) -> Stream {
+        Stream::create(&self.driver, DeviceId(device)).unwrap()
+    }
+
+    pub(crate) fn buffer(&self, device: u32, capacity_bytes: u64) -> ElasticBuffer {
+        let builder = self.pool.elastic(DeviceId(device));
+        builder.capacity_bytes(capacity_bytes).chunk_bytes(G).build().unwrap()
+    }
+
+    pub(crate) fn stats(&self, device: u32) -> DeviceStats {
+        self.pool.verify().unwrap();
+        let stats = self.pool.device_stats(DeviceId(device)).unwrap();
+        assert!(stats.adds_up(), "{stats:?}");
+        stats
+    }
+
+    /// Everything that a failed operation on `buffer` must leave as it was.
+    pub(crate) fn picture(&self, buffer: &ElasticBuffer) -> Picture {
+        self.pool.verify().unwrap();
+        let pieces = buffer.pieces();
+        let devices: Vec<DeviceId> = self.pool.devices().collect();
+        let access = pieces
+            .iter()
+            .map(|piece| {
+                let ask = |device| Location::Device(device);
+                let of = |device| self.driver.get_access(piece.address, ask(device)).unwrap();
+                devices.iter().map(|device| of(*device)).collect()
+            })
+            .collect();
+        let bytes = pieces.iter().map(|piece| self.sim.peek(piece.address, 64).unwrap()).collect();
+        let mut stats: Vec<DeviceStats> =
+            devices.iter().map(|device| self.stats(device.0)).collect();
+        for stats in &mut stats {
+            // What was tried is history, not state.
+            stats.ladder = vmm_pool::LadderStats::default();
+            stats.peak_held_bytes = 0;
+            // What was found out about a pair of devices stays known, and its anchor.
+            stats.held_bytes -= std::mem::take(&mut stats.anchor_bytes);
+        }
+        Picture {
+            address: buffer.address(),
+            committed_bytes: buffer.committed_bytes(),
+            generation: buffer.generation(),
+            pieces,
+            access,
+            bytes,
+            stats,
+        }
+    }
+
+    /// Fails the k-th driver call of `work`, for every k, and checks that nothing changed, or that
+    /// it succeeded all the same, which `undo` undoes; in the end `work` succeeds. Returns how many
+    /// calls it makes.
+    pub(crate) fn fail_each_call(
+        &self,
+        buffer: &ElasticBuffer,
+        code: ResultCode,
+        work: impl Fn() -> Result<(), vmm_pool::Error>,
+        undo: impl Fn(),
+    ) -> u64 {
+        let mut failures = 0;
+        for k in 1.. {
+            let before = self.picture(buffer);
+            let fired = self.sim.faults_fired();
+            self.sim.inject(FaultPlan::fail(code).at(k).once());
+            let outcome = work();
+            self.sim.clear_faults();
+            if self.sim.faults_fired() == fired {
+                outcome.unwrap();
+                assert!(failures > 0, "no call of it matters");
+                return k - 1;
+            }
+            match outcome {
+                // What failed was not needed.
+                Ok(()) => undo(),
+                Err(_) => {
+                    failures += 1;
+                    assert_eq!(self.picture(buffer), before, "call {k} failed");
+                }
+            }
+        }
+        unreachable!()
+    }
+
+    pub(crate) fn end(self) {
+        let Machine { sim, driver, pool } = self;
+        pool.verify().unwrap();
+        drop((pool, driver));
+        sim.check_clean().unwrap();
+    }
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct Picture {
+    address: u64,
+    committed_bytes: u64,
+    generation: u64,
+    pieces: Vec<Piece>,
+    access: Vec<Vec<Access>>,
+    bytes: Vec<Vec<u8>>,
+    stats: Vec<DeviceStats>,
+}

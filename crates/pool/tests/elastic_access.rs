@@ -1,0 +1,207 @@
+//! Which devices may use an elastic buffer: policy, grants, pairs that cannot work.
+#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
+
+mod common;
+
+use common::elastic::{G, machine};
+use vmm_pool::{ElasticError, Error, PeerFault, PeerVerdict, Place};
+use vmm_sys::sim::{FaultPlan, Link};
+use vmm_sys::{Access, Call, DeviceId, Location, ResultCode};
+
+const HOME: DeviceId = DeviceId(0);
+const PEER: DeviceId = DeviceId(1);
+
+#[test]
+fn access_holds_for_memory_that_comes_later() {
+    let machine = machine(2, |sim| sim, |pool| pool.access(HOME, PEER, Access::Read));
+    let buffer = machine.buffer(0, 16 * G);
+    buffer.grow_to(2 * G).unwrap();
+    buffer.write(G + 3, b"over the link").unwrap();
+    let mut read = [0; 13];
+    buffer.read_by(PEER, G + 3, &mut read).unwrap();
+    assert_eq!(&read, b"over the link");
+    buffer.commit_from(Place::Device(PEER), 4 * G..5 * G).unwrap();
+    for piece in buffer.pieces() {
+        let access = |device| machine.driver.get_access(piece.address, device).unwrap();
+        assert_eq!(access(Location::Device(HOME)), Access::ReadWrite);
+        assert_eq!(access(Location::Device(PEER)), Access::Read, "also of its own memory");
+    }
+    buffer.grant(PEER, Access::ReadWrite).unwrap();
+    buffer.grow_to(6 * G).unwrap();
+    for piece in buffer.pieces() {
+        let access = machine.driver.get_access(piece.address, Location::Device(PEER)).unwrap();
+        assert_eq!(access, Access::ReadWrite);
+    }
+    buffer.revoke(PEER).unwrap();
+    buffer.grow_to(7 * G).unwrap();
+    for piece in buffer.pieces() {
+        let access = machine.driver.get_access(piece.address, Location::Device(PEER)).unwrap();
+        assert_eq!(access, Access::None);
+    }
+    let refused = buffer.read_by(PEER, 0, &mut read).unwrap_err();
+    assert!(matches!(refused, Error::Elastic(ElasticError::NoAccess { device: PEER })));
+    drop(buffer);
+    machine.end();
+}
+
+#[test]
+fn the_policy_holds_for_lanes_too() {
+    let machine = machine(2, |sim| sim, |pool| pool.access(HOME, PEER, Access::ReadWrite));
+    let stream = machine.stream(0);
+    let lane = machine.pool.lane(&stream).unwrap();
+    let buffer = lane.alloc(3 * G).unwrap();
+    let access = machine.driver.get_access(buffer.address(), Location::Device(PEER)).unwrap();
+    assert_eq!(access, Access::ReadWrite);
+    drop((buffer, lane, stream));
+    machine.end();
+}
+
+#[test]
+fn a_buffer_can_differ_from_the_policy() {
+    let machine = machine(3, |sim| sim, |pool| pool.access(HOME, PEER, Access::ReadWrite));
+    let builder = machine.pool.elastic(HOME).capacity_bytes(4 * G).chunk_bytes(G);
+    let buffer = builder.access([(DeviceId(2), Access::Read)]).build().unwrap();
+    buffer.grow_to(G).unwrap();
+    let of = |device| buffer.access(DeviceId(device));
+    assert_eq!([of(0), of(1), of(2)], [Access::ReadWrite, Access::None, Access::Read]);
+    let peers = machine.sim.ledger_summary().devices[0].peers;
+    assert_eq!(peers, 2, "the policy's anchor, and the buffer");
+    drop(buffer);
+    machine.end();
+}
+
+#[test]
+fn a_grant_that_fails_at_any_call_leaves_everything_as_it_was() {
+    let machine = machine(3, |sim| sim, |pool| pool);
+    let buffer = machine.buffer(0, 16 * G);
+    buffer.grow_to(3 * G).unwrap();
+    buffer.commit_from(Place::Device(DeviceId(2)), 8 * G..10 * G).unwrap();
+    buffer.write(0, &[9; 64]).unwrap();
+    let fail_each = |now, before| {
+        let set = |access| buffer.grant(PEER, access);
+        let undo = || set(before).unwrap();
+        machine.fail_each_call(&buffer, ResultCode::UNKNOWN, || set(now), undo)
+    };
+    let calls = fail_each(Access::Read, Access::None);
+    assert!(calls >= 5, "five pieces are granted, and two pairs are tried: {calls}");
+    assert_eq!(buffer.access(PEER), Access::Read);
+    assert_eq!(fail_each(Access::ReadWrite, Access::Read), 5);
+    assert_eq!(fail_each(Access::None, Access::ReadWrite), 5);
+    drop(buffer);
+    machine.end();
+}
+
+#[test]
+fn what_could_not_be_taken_back_is_taken_back_later() {
+    let machine = machine(2, |sim| sim, |pool| pool.access(HOME, PEER, Access::None));
+    let buffer = machine.buffer(0, 16 * G);
+    buffer.grow_to(3 * G).unwrap();
+    buffer.grant(PEER, Access::Read).unwrap();
+    buffer.revoke(PEER).unwrap();
+    // The third piece is refused, and so is taking back the second.
+    let refuse = || FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemSetAccess);
+    machine.sim.inject(refuse().at(3).once());
+    machine.sim.inject(refuse().at(4).once());
+    buffer.grant(PEER, Access::Read).unwrap_err();
+    assert_eq!(machine.sim.faults_fired(), 2);
+    let access = |slot: u64| {
+        let address = buffer.address() + slot * G;
+        machine.driver.get_access(address, Location::Device(PEER)).unwrap()
+    };
+    assert_eq!((0..3).filter(|slot| access(*slot) != Access::None).count(), 1);
+    buffer.grow_to(4 * G).unwrap();
+    assert!((0..4).all(|slot| access(slot) == Access::None));
+    drop(buffer);
+    machine.end();
+}
+
+#[test]
+fn a_pair_without_a_link_is_named_and_the_memory_stays_usable() {
+    let machine = machine(3, |sim| sim.link(0, 1, Link::None), |pool| pool);
+    let buffer = machine.buffer(0, 4 * G);
+    buffer.grow_to(2 * G).unwrap();
+    let before = machine.picture(&buffer);
+    let error = buffer.grant(PEER, Access::Read).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("device 1 cannot use memory of device 0"), "{text}");
+    assert!(text.contains("link"), "{text}");
+    assert_eq!(machine.picture(&buffer), before);
+    buffer.grant(DeviceId(2), Access::Read).unwrap();
+    buffer.write(0, b"fine").unwrap();
+    let matrix = machine.pool.access_matrix();
+    let pair = matrix.pair(HOME, PEER).unwrap();
+    assert!(matches!(pair.verdict, PeerVerdict::Fails(PeerFault::Refused(_))), "{pair}");
+    let pair = matrix.pair(HOME, DeviceId(2)).unwrap();
+    assert_eq!((&pair.verdict, pair.buffers, pair.policy), (&PeerVerdict::Works, 1, Access::None));
+    assert_eq!(matrix.pair(PEER, HOME).unwrap().verdict, PeerVerdict::Untried);
+    assert!(matrix.to_string().contains("does not work"), "{matrix}");
+    // A policy that cannot be is found out when the pool is built.
+    let policy = vmm_pool::Pool::builder(machine.driver.clone());
+    let refused = policy.access(HOME, PEER, Access::Read).build().unwrap_err();
+    assert!(matches!(
+        refused,
+        Error::Elastic(ElasticError::NoPeer { accessor: PEER, owner: HOME, .. })
+    ));
+    drop(buffer);
+    machine.end();
+}
+
+#[test]
+fn f_d4_the_ninth_peer_is_refused_and_eight_stay() {
+    let machine = machine(10, |sim| sim.max_peers(8), |pool| pool);
+    let buffer = machine.buffer(0, 4 * G);
+    buffer.grow_to(G).unwrap();
+    for peer in 1..=8 {
+        buffer.grant(DeviceId(peer), Access::Read).unwrap();
+    }
+    let before = machine.picture(&buffer);
+    let error = buffer.grant(DeviceId(9), Access::Read).unwrap_err();
+    assert!(error.to_string().contains("device 9 cannot use memory of device 0"), "{error}");
+    assert_eq!(machine.picture(&buffer), before);
+    buffer.write(0, b"fine").unwrap();
+    buffer.revoke(DeviceId(3)).unwrap();
+    drop(buffer);
+    machine.end();
+}
+
+#[test]
+fn only_devices_that_were_named_are_touched() {
+    let sim = vmm_sys::sim::Sim::builder().devices(8).build();
+    let driver: std::sync::Arc<dyn vmm_sys::Driver> = sim.clone();
+    let pool = vmm_pool::Pool::builder(driver.clone()).background(false);
+    let pool = pool.device(DeviceId(2)).access(DeviceId(2), DeviceId(5), Access::Read);
+    let pool = pool.build().unwrap();
+    let buffer = pool.elastic(DeviceId(2)).capacity_bytes(4 * G).build().unwrap();
+    buffer.grow_to(4 * G).unwrap();
+    buffer.write(0, &[1; 8]).unwrap();
+    let _matrix = pool.access_matrix();
+    let made: Vec<usize> =
+        (0..8).filter(|device| sim.ledger_summary().devices[*device].contexts_made > 0).collect();
+    assert_eq!(made, [2, 5]);
+    let refused = pool.elastic(DeviceId(5)).build().unwrap_err();
+    assert!(matches!(refused, Error::UnknownDevice { device: DeviceId(5) }));
+    drop((buffer, pool, driver));
+    sim.check_clean().unwrap();
+}
+
+#[test]
+fn an_anchor_makes_later_grants_cheap() {
+    let machine = machine(2, |sim| sim, |pool| pool.access(HOME, PEER, Access::ReadWrite));
+    assert_eq!(machine.stats(0).anchor_bytes, G);
+    let buffer = machine.buffer(0, 64 * G);
+    let grow = |bytes| {
+        let before = machine.driver.ledger().snapshot();
+        buffer.grow_to(bytes).unwrap();
+        machine.driver.ledger().snapshot().since(&before)
+    };
+    let first = grow(G);
+    assert_eq!((first.of(Call::MemSetAccess), first.total()), (1, 3), "{first}");
+    buffer.shrink_to(0).unwrap();
+    let before = machine.sim.now_ns();
+    grow(G);
+    let us = (machine.sim.now_ns() - before) / 1000;
+    assert!(us < 110, "no link has to come up: {us} us");
+    drop(buffer);
+    assert_eq!(machine.stats(0).anchor_bytes, G, "kept as long as the pool");
+    machine.end();
+}
