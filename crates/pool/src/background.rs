@@ -135,7 +135,8 @@ fn run(places: Arc<Places>, signal: &Signal) {
             if flags.stop {
                 return;
             }
-            let busy = places.devices.iter().any(|device| device.has_limbo());
+            let busy = places.devices.iter().any(|device| device.has_limbo())
+                || places.hosts.iter().any(|host| !host.depot.leaving.is_empty());
             let period = if busy { BUSY_PERIOD } else { IDLE_PERIOD };
             if !flags.asked {
                 signal.changed.wait_for(&mut flags, period);
@@ -153,6 +154,22 @@ fn run(places: Arc<Places>, signal: &Signal) {
                 return;
             }
             serve(device, &stopped);
+        }
+        serve_hosts(places, &stopped);
+    }
+}
+
+/// One look at the host's nodes, a driver call at a time.
+fn serve_hosts(places: &Places, stopped: &dyn Fn() -> bool) {
+    let sites = places.sites().filter(|site| site.place.device().is_none());
+    for (site, host) in sites.zip(&places.hosts) {
+        if stopped() || places.driver.is_gone() {
+            return;
+        }
+        site.sweep(Wait::No, Turn::Background);
+        let made = host.depot.stock_up(host.stock_bytes, u64::MAX, Turn::Background, stopped);
+        if let Err(shortage) = made {
+            tracing::debug!(?shortage, "the stock of host memory stays below its mark");
         }
     }
 }

@@ -15,6 +15,7 @@ use vmm_sys::{
 
 use crate::depot::Terms;
 use crate::error::Error;
+use crate::host::HostSettings;
 use crate::trace::Recorder;
 use crate::turn::Turn;
 
@@ -56,6 +57,8 @@ pub(crate) struct Settings {
     pub(crate) exportable: bool,
     /// Owner, who else may use its memory, and how.
     pub(crate) access: Vec<(DeviceId, DeviceId, Access)>,
+    /// Host nodes that may give memory.
+    pub(crate) hosts: Vec<HostSettings>,
     /// Where to record what the pool is asked.
     pub(crate) trace: Option<PathBuf>,
     /// Settings that came out of the environment.
@@ -85,6 +88,7 @@ impl Default for Settings {
             idle_lane_ms: Some(IDLE_LANE_MS),
             exportable: false,
             access: Vec::new(),
+            hosts: Vec::new(),
             trace: None,
             origins: Vec::new(),
         }

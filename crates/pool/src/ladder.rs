@@ -17,8 +17,10 @@ use parking_lot::Mutex;
 use vmm_sys::DeviceId;
 
 use crate::device::Device;
+use crate::elastic::commit::How;
 use crate::lane::{Wait, sweep, trim};
 use crate::lanes::LaneRef;
+use crate::places::Site;
 use crate::request::Request;
 use crate::turn::Turn;
 
@@ -279,6 +281,18 @@ impl Climb {
             self.climbed = RUNGS.len();
         }
         self.climb(device, None, request)
+    }
+
+    /// The same on a node of the host: what leaves is waited for, and the stock has the wrong
+    /// length.
+    pub(crate) fn next_on_host(&mut self, site: &Site<'_>, how: How) -> bool {
+        self.climbed += 1;
+        match self.climbed - self.first {
+            1 => site.sweep(how.wait, how.turn),
+            2 => drop(site.depot.release_stock(0, how.turn)),
+            _ => return false,
+        }
+        true
     }
 
     fn climb(&mut self, device: &Device, lane: Option<LaneRef>, request: &Request) -> bool {

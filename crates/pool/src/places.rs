@@ -7,12 +7,13 @@ use vmm_sys::object::Mapping;
 use vmm_sys::{ChunkProps, DeviceId, Driver, DriverError};
 
 use crate::background::Signal;
-use crate::depot::Depot;
+use crate::depot::{Depot, Shortage};
 use crate::device::Device;
 use crate::elastic::body::Body;
 use crate::elastic::commit::How;
 use crate::elastic::error::ElasticError;
 use crate::error::Error;
+use crate::host::Host;
 use crate::ladder::Climb;
 use crate::lane::{Gate, Wait};
 use crate::out_of_memory::{Asked, OutOfMemory, device_memory};
@@ -27,6 +28,8 @@ pub(crate) struct Places {
     /// Before the devices: its anchors are memory of theirs.
     pub(crate) peers: Peers,
     pub(crate) devices: Vec<Arc<Device>>,
+    /// Nodes of the host that may give memory. Never without a device.
+    pub(crate) hosts: Vec<Host>,
     /// Every elastic buffer that has not ended.
     bodies: Mutex<Vec<Weak<Body>>>,
     /// How the background thread is woken.
@@ -53,11 +56,16 @@ pub(crate) enum Found<'a> {
 }
 
 impl Places {
-    pub(crate) fn new(driver: Arc<dyn Driver>, devices: Vec<Arc<Device>>) -> Places {
+    pub(crate) fn new(
+        driver: Arc<dyn Driver>,
+        devices: Vec<Arc<Device>>,
+        hosts: Vec<Host>,
+    ) -> Places {
         Places {
             driver,
             peers: Peers::default(),
             devices,
+            hosts,
             bodies: Mutex::new(Vec::new()),
             signal: Arc::default(),
         }
@@ -69,12 +77,19 @@ impl Places {
 
     /// Every place.
     pub(crate) fn sites(&self) -> impl Iterator<Item = Site<'_>> {
-        self.devices.iter().map(|device| Site {
+        let devices = self.devices.iter().map(|device| Site {
             place: Place::Device(device.plan.device),
             depot: &device.depot,
             keeper: device,
             places: self,
-        })
+        });
+        let hosts = self.hosts.iter().zip(self.devices.iter().cycle());
+        devices.chain(hosts.map(|(host, keeper)| Site {
+            place: Place::HostNuma(host.node),
+            depot: &host.depot,
+            keeper,
+            places: self,
+        }))
     }
 
     pub(crate) fn site(&self, place: Place) -> Result<Site<'_>, Error> {
@@ -122,11 +137,22 @@ impl Site<'_> {
         }
     }
 
+    /// Makes chunks until the shelf holds `bytes`. Returns the bytes made.
+    pub(crate) fn fill(&self, bytes: u64) -> Result<u64, Error> {
+        let made = self.depot.stock_up(bytes, u64::MAX, Turn::Requester, &|| false);
+        let how = How { place: self.place, turn: Turn::Requester, wait: Wait::Yes };
+        made.map_err(|shortage| match shortage {
+            Shortage::Driver(error) if !error.is_out_of_memory() => error.into(),
+            Shortage::Driver(error) => self.shortage(bytes, how, Some(error)),
+            Shortage::Limit => self.shortage(bytes, how, None),
+        })
+    }
+
     /// Does what the next rung of the ladder says. False if none is left.
     pub(crate) fn make_room(&self, climb: &mut Climb, bytes: u64, how: How) -> bool {
         match self.place {
             Place::Device(_) => climb.next_for_chunks(self.keeper, &how.request(bytes), how.turn),
-            Place::HostNuma(_) => false,
+            Place::HostNuma(_) => climb.next_on_host(self, how),
         }
     }
 
@@ -154,6 +180,10 @@ impl Drop for Places {
     fn drop(&mut self) {
         if !self.driver.is_gone() {
             self.peers.end(self);
+            for site in self.sites().filter(|site| site.place.device().is_none()) {
+                site.depot.leaving.end(site.keeper, site.depot);
+                site.depot.release_stock(0, Turn::Requester);
+            }
         }
     }
 }

@@ -68,10 +68,41 @@ impl DeviceStats {
     }
 }
 
+/// What a pool holds of the memory of one host NUMA node, in bytes.
+///
+/// `held = elastic + limbo + stock`, always.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostStats {
+    /// The node.
+    pub node: u32,
+    /// At the addresses of elastic buffers.
+    pub elastic_bytes: u64,
+    /// Given up, but GPU work may still use it.
+    pub limbo_bytes: u64,
+    /// Owned and mapped for nobody.
+    pub stock_bytes: u64,
+    /// All memory owned.
+    pub held_bytes: u64,
+    /// Highest held bytes since the start or the last reset.
+    pub peak_held_bytes: u64,
+    /// The hard limit.
+    pub limit_bytes: u64,
+}
+
+impl HostStats {
+    /// Whether the columns add up.
+    pub fn adds_up(&self) -> bool {
+        self.elastic_bytes + self.limbo_bytes + self.stock_bytes == self.held_bytes
+    }
+}
+
 /// The figures of all devices of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
     /// One entry a device, in the order the builder was given.
     pub devices: Vec<(DeviceId, DeviceStats)>,
+    /// One entry a host node that may give memory.
+    pub hosts: Vec<HostStats>,
 }

@@ -5,6 +5,7 @@
 
 mod accounts;
 mod drops;
+mod elastic;
 mod gates;
 mod limits;
 mod locks;
@@ -87,6 +88,15 @@ macro_rules! edge_stories {
                 a_chunk_whose_move_fails_is_not_lost
                 stock_that_cannot_be_warmed_is_no_endless_loop
                 f_k1_the_figures_of_a_shortage_are_exact
+            }
+            elastic {
+                elastic_memory_comes_and_goes_in_place
+                elastic_memory_waits_for_its_uses
+                elastic_memory_that_comes_back_is_used_in_order
+                elastic_memory_is_read_and_written_by_a_peer
+                elastic_memory_lies_on_the_host
+                graphs_follow_elastic_memory
+                elastic_memory_grows_ahead
             }
             drops {
                 every_order_of_dropping_leaves_nothing

@@ -7,6 +7,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::body::Body;
 use super::commit::How;
+use super::error::ElasticError;
 use crate::error::Error;
 use crate::lane::Wait;
 use crate::place::Place;
@@ -97,6 +98,13 @@ impl Ahead {
         order.target_bytes = order.target_bytes.max(bytes);
         drop(order);
         GrowAhead(request.clone())
+    }
+
+    /// The buffer ends: nobody does what was asked for.
+    pub(crate) fn end(&self) {
+        if let Some(request) = self.0.lock().take() {
+            request.become_(AheadState::Failed(ElasticError::Ended.into()));
+        }
     }
 
     pub(crate) fn is_waiting(&self) -> bool {

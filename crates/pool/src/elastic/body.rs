@@ -193,6 +193,7 @@ impl Drop for Body {
         if vmm_sys::process::is_forked_child() {
             return;
         }
+        self.ahead.end();
         self.keeper.elastic.closed(self.range.bytes());
         let operation = Operation(self);
         operation.decommit_all(Cause::End);

@@ -29,6 +29,9 @@ pub enum ElasticError {
     /// A hook of the buffer asked for an operation on the same buffer.
     #[error("a hook cannot change the backing of the buffer that called it")]
     InHook,
+    /// The buffer ended before what was asked for ahead was begun.
+    #[error("the buffer ended before it grew")]
+    Ended,
     /// Memory that was taken from these addresses is still used by work whose end cannot be waited
     /// for: a guard is alive, or a stream is being captured.
     #[error(
@@ -76,6 +79,14 @@ pub enum ElasticError {
     UnknownPlace {
         /// The place.
         place: Place,
+    },
+    /// The memory of a host node cannot be used by the pool's devices.
+    #[error("host NUMA node {node} cannot give memory: {cause}")]
+    NoHostMemory {
+        /// The node.
+        node: u32,
+        /// The driver's answer.
+        cause: DriverError,
     },
     /// The memory of a host node is short.
     #[error("host NUMA node {node} has no {bytes} bytes left{}", text(.cause))]

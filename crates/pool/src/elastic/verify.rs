@@ -29,6 +29,24 @@ pub(crate) fn buffers(places: &Places) -> Result<(), String> {
             ));
         }
     }
+    hosts(places, &before)
+}
+
+/// The law of host memory: every byte owned is in one place.
+fn hosts(places: &Places, carries: &[Option<u64>]) -> Result<(), String> {
+    for (index, site) in places.sites().enumerate().filter(|(_, it)| it.place.device().is_none()) {
+        let depot = site.depot;
+        let found = depot.elastic_bytes() + depot.leaving.bytes() + depot.stock.lock().bytes();
+        let held = depot.held_bytes();
+        let quiet = carries[index].is_some() && depot.carries() == carries[index];
+        if quiet && found != held {
+            return Err(format!("I1: {}: {held} bytes are booked, {found} found", site.place));
+        }
+        if held > depot.terms.limit_bytes {
+            let limit = depot.terms.limit_bytes;
+            return Err(format!("I2: {}: {held} bytes exceed the limit {limit}", site.place));
+        }
+    }
     Ok(())
 }
 

@@ -1,0 +1,137 @@
+//! Who is told that the memory behind an elastic buffer changes.
+#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::elastic::{G, machine};
+use vmm_pool::{BackingChange, Cause, ElasticBuffer, ElasticError, Error, Phase};
+use vmm_sys::sim::FaultPlan;
+use vmm_sys::{Call, ResultCode};
+
+type Heard = Arc<Mutex<Vec<BackingChange>>>;
+
+fn listen(buffer: &ElasticBuffer) -> (Heard, vmm_pool::BackingHook) {
+    let heard = Heard::default();
+    let into = heard.clone();
+    let hook = buffer.on_backing_change(move |change| into.lock().unwrap().push(*change));
+    (heard, hook)
+}
+
+/// Phase, cause, first slot, slots, generation.
+fn told(heard: &Heard) -> Vec<(Phase, Cause, u64, u64, u64)> {
+    let heard = std::mem::take(&mut *heard.lock().unwrap());
+    let short =
+        |it: BackingChange| (it.phase, it.cause, it.offset / G, it.bytes / G, it.generation);
+    heard.into_iter().map(short).collect()
+}
+
+#[test]
+fn changes_are_told_before_and_after_and_when_they_fail() {
+    let machine = machine(1, |sim| sim, |pool| pool);
+    let buffer = machine.buffer(0, 16 * G);
+    let (heard, hook) = listen(&buffer);
+    buffer.grow_to(2 * G).unwrap();
+    buffer.grow_to(2 * G).unwrap(); // changes nothing
+    let (grow, shrink) = (Cause::Commit, Cause::Decommit);
+    assert_eq!(told(&heard), [(Phase::Before, grow, 0, 2, 0), (Phase::After, grow, 0, 2, 1)]);
+    machine.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemSetAccess).once());
+    buffer.commit(5 * G..9 * G).unwrap_err();
+    assert_eq!(told(&heard), [(Phase::Before, grow, 5, 4, 1), (Phase::Failed, grow, 5, 4, 1)]);
+    buffer.shrink_to(G).unwrap();
+    assert_eq!(told(&heard), [(Phase::Before, shrink, 1, 1, 1), (Phase::After, shrink, 1, 1, 2)]);
+    assert_eq!(buffer.generation(), 2);
+    buffer.grow_to(2 * G).unwrap();
+    let generations: Vec<u64> = buffer.pieces().iter().map(|piece| piece.generation).collect();
+    assert_eq!(generations, [1, 3], "the second piece is other memory than before");
+    told(&heard);
+    drop(buffer);
+    let end = Cause::End;
+    assert_eq!(told(&heard), [(Phase::Before, end, 0, 2, 3), (Phase::After, end, 0, 2, 4)]);
+    drop(hook);
+    machine.end();
+}
+
+#[test]
+fn a_hook_that_is_dropped_is_told_no_more() {
+    let machine = machine(1, |sim| sim, |pool| pool);
+    let buffer = machine.buffer(0, 16 * G);
+    let (first, first_hook) = listen(&buffer);
+    let (second, second_hook) = listen(&buffer);
+    drop(first_hook);
+    buffer.grow_to(G).unwrap();
+    assert_eq!((told(&first).len(), told(&second).len()), (0, 2));
+    drop(buffer);
+    drop(second_hook); // outlives its buffer
+    machine.end();
+}
+
+#[test]
+fn a_hook_may_ask_anything_but_not_change_its_own_buffer() {
+    let machine = machine(1, |sim| sim, |pool| pool);
+    let stream = machine.stream(0);
+    let lane = machine.pool.lane(&stream).unwrap();
+    let buffer = Arc::new(machine.buffer(0, 16 * G));
+    let other = Arc::new(machine.buffer(0, 16 * G));
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let hook = {
+        let (own, other, pool) = (Arc::downgrade(&buffer), other.clone(), machine.pool.clone());
+        let (lane, answers) = (lane.clone(), answers.clone());
+        buffer.on_backing_change(move |change| {
+            // At the end there is no handle any more.
+            let Some(own) = own.upgrade() else { return };
+            for refused in [own.grow_to(9 * G).err(), own.shrink_to(0).err()] {
+                answers.lock().unwrap().push(refused.map(|error| match error {
+                    Error::Elastic(ElasticError::InHook) => "in hook".to_owned(),
+                    error => error.to_string(),
+                }));
+            }
+            pool.verify().unwrap();
+            assert_eq!(own.generation(), change.generation);
+            drop(lane.alloc(5 * G).unwrap());
+            let bytes = other.committed_bytes() + G;
+            other.grow_to(bytes).unwrap();
+        })
+    };
+    buffer.grow_to(2 * G).unwrap();
+    assert_eq!(*answers.lock().unwrap(), vec![Some("in hook".to_owned()); 4]);
+    assert_eq!(other.committed_bytes(), 2 * G);
+    drop(hook);
+    drop((buffer, other, lane, stream));
+    machine.end();
+}
+
+#[test]
+fn a_hook_that_panics_does_no_harm() {
+    let machine = machine(1, |sim| sim, |pool| pool);
+    let buffer = machine.buffer(0, 16 * G);
+    let bad = buffer.on_backing_change(|_| panic!("a hook of a test"));
+    let (heard, hook) = listen(&buffer);
+    buffer.grow_to(2 * G).unwrap();
+    buffer.shrink_to(0).unwrap();
+    assert_eq!(told(&heard).len(), 4, "the others are told all the same");
+    buffer.grow_to(G).unwrap();
+    drop((bad, hook));
+    drop(buffer);
+    machine.end();
+}
+
+#[test]
+fn a_hook_may_unregister_itself() {
+    let machine = machine(1, |sim| sim, |pool| pool);
+    let buffer = machine.buffer(0, 16 * G);
+    let slot: Arc<Mutex<Option<vmm_pool::BackingHook>>> = Arc::default();
+    let (calls, own) = (Arc::new(Mutex::new(0)), slot.clone());
+    let count = calls.clone();
+    let hook = buffer.on_backing_change(move |_| {
+        *count.lock().unwrap() += 1;
+        drop(own.lock().unwrap().take());
+    });
+    *slot.lock().unwrap() = Some(hook);
+    buffer.grow_to(G).unwrap();
+    buffer.grow_to(2 * G).unwrap();
+    assert_eq!(*calls.lock().unwrap(), 1);
+    drop(buffer);
+    machine.end();
+}
