@@ -11,6 +11,7 @@ use std::path::Path;
 
 use vmm_pool::{Buffer, ChunkSize, Lane, Placement, Pool, PoolBuilder, Request};
 use vmm_pool_tests::{DriverChoice, Machine, MachineSpec, any_driver};
+use vmm_sys::Access::ReadWrite;
 use vmm_sys::DeviceId;
 use vmm_sys::object::Stream;
 
@@ -201,6 +202,40 @@ fn placements(table: &mut Table) {
     }
 }
 
+fn elastic(table: &mut Table) {
+    table.chapter("Elastic buffers, chunks of 2 MiB, two devices");
+    let builder = Pool::builder(table.machine.driver().clone()).background(false);
+    let builder = builder.chunk(ChunkSize::Fixed(2 * MIB));
+    let pool = builder.device(DeviceId(0)).device(DeviceId(1)).build().unwrap();
+    let (stream, far) = (table.stream(), table.machine.stream(1));
+    let settings = pool.elastic(DeviceId(0)).capacity_bytes(1 << 40);
+    let buffer = table.line("build, 1 TiB of capacity", |_| settings.build().unwrap());
+    table.line("grow by 4 chunks, new", |_| buffer.grow_to(8 * MIB).unwrap());
+    table.line("grow to what is there", |_| buffer.grow_to(8 * MIB).unwrap());
+    table.line("shrink, never used", |_| buffer.shrink_to(0).unwrap());
+    table.line("grow by 4 chunks, from stock", |_| buffer.grow_to(8 * MIB).unwrap());
+    table.line("first use on a stream", |_| drop(buffer.use_on(&stream).unwrap()));
+    table.line("second use", |_| drop(buffer.use_on(&stream).unwrap()));
+    let first =
+        table.line("grant to a peer, the first time", |_| buffer.grant(DeviceId(1), ReadWrite));
+    first.unwrap();
+    table.line("revoke", |_| buffer.revoke(DeviceId(1)).unwrap());
+    table.line("grant again", |_| buffer.grant(DeviceId(1), ReadWrite).unwrap());
+    table.line("use by the peer", |_| drop(buffer.use_on(&far).unwrap()));
+    table.line("one chunk on the peer", |_| {
+        buffer.commit_from(DeviceId(1).into(), 8 * MIB..10 * MIB).unwrap()
+    });
+    let hold = table.machine.hold(&stream).unwrap();
+    drop(buffer.use_on(&stream).unwrap());
+    table.line("shrink by 1, a user is held", |_| buffer.shrink_to(8 * MIB).unwrap());
+    table.line("shrink by 2 more", |_| buffer.shrink_to(4 * MIB).unwrap());
+    table.line("grow at once by those 2", |_| buffer.grow_to(8 * MIB).unwrap());
+    hold.release().unwrap();
+    table.line("use, the earlier user is done", |_| drop(buffer.use_on(&stream).unwrap()));
+    table.line("figures and pieces", |_| (buffer.stats(), buffer.pieces(), pool.stats()));
+    table.line("drop", |_| drop(buffer));
+}
+
 fn table() -> String {
     let machine = Machine::simulated(MachineSpec::default());
     let mut table = Table { text: String::new(), machine };
@@ -211,6 +246,7 @@ fn table() -> String {
     moves(&mut table);
     shortage(&mut table);
     placements(&mut table);
+    elastic(&mut table);
     table.text
 }
 

@@ -1,4 +1,5 @@
-//! Growth of 1 GiB from warm stock: through the pool, and by the bare driver calls that it needs.
+//! Growth of 1 GiB from warm stock: through a lane of the pool and through an elastic buffer, and by
+//! the bare driver calls that it needs.
 //! See docs/BENCHMARKS.md.
 //!
 //! Both sides map chunks of the same length that were made and mapped once before, at addresses
@@ -7,11 +8,12 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
-use vmm_pool::{Buffer, ChunkSize, Lane, Pool};
+use vmm_pool::{Buffer, ChunkSize, ElasticBuffer, Lane, Pool};
 use vmm_pool_benches::samples::{Spread, spread};
 use vmm_pool_benches::setup::{Setup, fail, repetitions};
 use vmm_pool_cli::replay::Cause;
@@ -24,6 +26,26 @@ const CHUNK_BYTES: u64 = 32 << 20;
 const REPETITIONS: u32 = 21;
 /// The ratio that the pool is meant to stay under.
 const RATIO_MAX: f64 = 1.1;
+
+/// How the pool is asked for the memory.
+#[derive(Clone, Copy, Debug)]
+enum Case {
+    /// Requests of a lane, of so many bytes each.
+    Requests(u64),
+    /// One growth of an elastic buffer.
+    Elastic,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Case::Requests(bytes) => {
+                write!(f, "{} request(s) of {} MiB", GROWTH_BYTES / bytes, bytes >> 20)
+            }
+            Case::Elastic => write!(f, "an elastic buffer by {} MiB", GROWTH_BYTES >> 20),
+        }
+    }
+}
 
 /// What one side took.
 struct Took {
@@ -51,10 +73,11 @@ fn timed<T>(
     Ok((made, Took { us: nanos / 1e3, calls }))
 }
 
-/// A pool whose lane has its addresses already.
+/// A pool whose lane has its addresses already, and so has its elastic buffer.
 struct PoolSide {
     pool: Pool,
     lane: Lane,
+    elastic: ElasticBuffer,
     device: DeviceId,
 }
 
@@ -65,11 +88,28 @@ impl PoolSide {
         let builder = Pool::builder(driver.clone()).device(device).chunk(chunk);
         let pool = builder.background(false).build()?;
         let lane = pool.lane(&Stream::create(driver, device)?)?;
-        Ok(PoolSide { pool, lane, device })
+        let elastic = pool.elastic(device).capacity_bytes(GROWTH_BYTES).build()?;
+        Ok(PoolSide { pool, lane, elastic, device })
     }
 
-    fn grow(&self, request_bytes: u64) -> Result<Took, Cause> {
+    fn grow(&self, case: Case) -> Result<Took, Cause> {
         self.pool.prefill(self.device, GROWTH_BYTES)?;
+        let took = match case {
+            Case::Requests(bytes) => self.grow_lane(bytes)?,
+            Case::Elastic => {
+                timed(self.pool.driver(), || Ok(self.elastic.grow_to(GROWTH_BYTES)?))?.1
+            }
+        };
+        self.elastic.shrink_to(0)?;
+        self.pool.trim(self.device)?;
+        let held = self.pool.device_stats(self.device).map_or(0, |stats| stats.held_bytes);
+        if held != 0 {
+            return Err(format!("{held} bytes are held after a trim, 0 expected").into());
+        }
+        Ok(took)
+    }
+
+    fn grow_lane(&self, request_bytes: u64) -> Result<Took, Cause> {
         let mut buffers: Vec<Buffer> = Vec::with_capacity((GROWTH_BYTES / request_bytes) as usize);
         let ((), took) = timed(self.pool.driver(), || {
             for _ in 0..GROWTH_BYTES / request_bytes {
@@ -78,11 +118,6 @@ impl PoolSide {
             Ok(())
         })?;
         drop(buffers);
-        self.pool.trim(self.device)?;
-        let held = self.pool.device_stats(self.device).map_or(0, |stats| stats.held_bytes);
-        if held != 0 {
-            return Err(format!("{held} bytes are held after a trim, 0 expected").into());
-        }
         Ok(took)
     }
 }
@@ -179,27 +214,26 @@ impl Side {
     }
 }
 
-fn compare(setup: &Setup, request_bytes: u64, repetitions: u32) -> Result<Row, Cause> {
+fn compare(setup: &Setup, case: Case, repetitions: u32) -> Result<Row, Cause> {
     let pool_side = PoolSide::new(&setup.driver, setup.device)?;
     let bare_side = BareSide::new(&setup.driver, setup.device)?;
     // Once each untimed: the lane reserves its addresses, the driver its tables.
-    pool_side.grow(request_bytes)?;
+    pool_side.grow(case)?;
     bare_side.grow()?;
     let (mut pool, mut bare) = (Side::default(), Side::default());
     for repetition in 0..repetitions {
         if repetition % 2 == 0 {
-            pool.add(pool_side.grow(request_bytes)?)?;
+            pool.add(pool_side.grow(case)?)?;
             bare.add(bare_side.grow()?)?;
         } else {
             bare.add(bare_side.grow()?)?;
-            pool.add(pool_side.grow(request_bytes)?)?;
+            pool.add(pool_side.grow(case)?)?;
         }
     }
     let (pool_us, pool_calls) = pool.figures()?;
     let (bare_us, bare_calls) = bare.figures()?;
-    let requests = GROWTH_BYTES / request_bytes;
     Ok(Row {
-        case: format!("{requests} request(s) of {} MiB", request_bytes >> 20),
+        case: case.to_string(),
         growth_bytes: GROWTH_BYTES,
         chunk_bytes: CHUNK_BYTES,
         repetitions,
@@ -217,8 +251,9 @@ fn run() -> Result<(), Cause> {
     let _context = CurrentContext::enter(&setup.driver, setup.device)?;
     setup.driver.ledger().set_timing(!setup.is_gpu());
     let repetitions = repetitions(REPETITIONS)?;
-    for request_bytes in [GROWTH_BYTES, CHUNK_BYTES] {
-        let row = compare(&setup, request_bytes, repetitions)?;
+    let cases = [Case::Requests(GROWTH_BYTES), Case::Requests(CHUNK_BYTES), Case::Elastic];
+    for case in cases {
+        let row = compare(&setup, case, repetitions)?;
         let Row { case, time, pool_us, bare_us, ratio, .. } = &row;
         let verdict = if *ratio <= RATIO_MAX { "within" } else { "beyond" };
         println!(

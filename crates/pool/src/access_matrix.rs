@@ -48,7 +48,7 @@ pub(crate) fn read(places: &Places) -> AccessMatrix {
     let allowed: Vec<Vec<DeviceId>> =
         bodies.iter().map(|body| body.state().access.keys().copied().collect()).collect();
     let policies: Vec<Vec<(DeviceId, Access)>> =
-        places.devices.iter().map(|device| device.policy.lock().clone()).collect();
+        places.devices.iter().map(|device| device.policy.others()).collect();
     let mut accessors: Vec<DeviceId> =
         places.devices.iter().map(|device| device.plan.device).collect();
     accessors.extend(allowed.iter().flatten());

@@ -9,9 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vmm_sys::topology;
-use vmm_sys::{
-    Access, AccessGrant, ChunkProps, DeviceId, Driver, DriverError, GranularityKind, Location,
-};
+use vmm_sys::{Access, ChunkProps, DeviceId, Driver, DriverError, GranularityKind};
 
 use crate::depot::Terms;
 use crate::error::Error;
@@ -100,8 +98,6 @@ impl Default for Settings {
 pub(crate) struct Plan {
     pub(crate) device: DeviceId,
     pub(crate) props: ChunkProps,
-    /// What every mapping of this device's memory is granted.
-    pub(crate) grants: Vec<AccessGrant>,
     /// The driver's granularity for `props`: the length of a slot.
     pub(crate) granularity_bytes: u64,
     pub(crate) chunk: ChunkSize,
@@ -179,13 +175,6 @@ impl Settings {
         latest.into_iter().filter(|(_, access)| *access != Access::None).collect()
     }
 
-    /// What every mapping of a device's memory is granted in lanes.
-    fn grants(&self, device: DeviceId) -> Vec<AccessGrant> {
-        let grant = |(peer, access)| AccessGrant { location: Location::Device(peer), access };
-        let own = std::iter::once(AccessGrant::read_write(device));
-        own.chain(self.policy(device).into_iter().map(grant)).collect()
-    }
-
     fn refuse(setting: &'static str, value: impl ToString, expected: String) -> Error {
         Error::BadSetting { setting, value: value.to_string(), expected }
     }
@@ -246,7 +235,6 @@ impl Settings {
         Ok(Plan {
             device,
             props,
-            grants: self.grants(device),
             granularity_bytes,
             chunk: self.chunk,
             chunk_min_bytes,

@@ -16,6 +16,7 @@ use crate::idle::{Clock, Watch};
 use crate::ladder::{Callback, LadderCounts, Reliefs};
 use crate::lane::{LaneState, Wait};
 use crate::lanes::{LaneRef, Lanes};
+use crate::policy::Policy;
 use crate::stats::DeviceStats;
 use crate::turn::Turn;
 
@@ -33,7 +34,7 @@ pub(crate) struct Device {
     /// Elastic buffers whose home it is.
     pub(crate) elastic: ElasticCounts,
     /// Which other devices may use its memory, in mappings to come.
-    pub(crate) policy: Mutex<Vec<(DeviceId, Access)>>,
+    pub(crate) policy: Policy,
     /// Entries in limbo over all lanes: tells the background thread whether to look at lanes.
     limbo_entries: AtomicU64,
     spare_events: Mutex<Vec<Event>>,
@@ -73,6 +74,7 @@ impl Device {
         clock: Clock,
         policy: Vec<(DeviceId, Access)>,
     ) -> Device {
+        let device = plan.device;
         Device {
             depot: Depot::new(driver.clone(), plan.terms(), budget, clock.clone()),
             callbacks,
@@ -83,7 +85,7 @@ impl Device {
             watch: Watch::new(clock),
             lanes: Mutex::new(Lanes::default()),
             elastic: ElasticCounts::default(),
-            policy: Mutex::new(policy),
+            policy: Policy::new(device, policy),
             limbo_entries: AtomicU64::new(0),
             spare_events: Mutex::new(Vec::new()),
         }

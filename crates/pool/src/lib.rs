@@ -53,6 +53,7 @@ mod out_of_memory;
 mod peers;
 mod place;
 mod places;
+mod policy;
 mod pool;
 mod region;
 mod request;

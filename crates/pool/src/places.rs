@@ -30,6 +30,8 @@ pub(crate) struct Places {
     pub(crate) devices: Vec<Arc<Device>>,
     /// Nodes of the host that may give memory. Never without a device.
     pub(crate) hosts: Vec<Host>,
+    /// Held while a policy changes: one at a time.
+    pub(crate) policy_change: Mutex<()>,
     /// Every elastic buffer that has not ended.
     bodies: Mutex<Vec<Weak<Body>>>,
     /// How the background thread is woken.
@@ -66,6 +68,7 @@ impl Places {
             peers: Peers::default(),
             devices,
             hosts,
+            policy_change: Mutex::new(()),
             bodies: Mutex::new(Vec::new()),
             signal: Arc::default(),
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vmm_sys::object::Stream;
-use vmm_sys::{DeviceId, Driver};
+use vmm_sys::{Access, DeviceId, Driver};
 
 pub use builder::PoolBuilder;
 
@@ -23,6 +23,7 @@ use crate::lanes::{LaneRef, Lanes};
 use crate::out_of_memory::{Asked, OutOfMemory};
 use crate::place::Place;
 use crate::places::Places;
+use crate::policy;
 use crate::stats::{DeviceStats, PoolStats};
 use crate::trace::Recorder;
 use crate::turn::Turn;
@@ -157,6 +158,18 @@ impl Pool {
     pub fn elastic_stats(&self) -> Vec<ElasticStats> {
         let bodies = self.0.places.bodies();
         bodies.iter().map(|body| elastic::stats::stats(body)).collect()
+    }
+
+    /// Lets `accessor` use the memory of `owner`, or, with [`Access::None`], not any more: buffers of
+    /// lanes, elastic buffers unless they were built to differ, and everything that comes later.
+    /// All or nothing. Work that still uses what is taken away faults: wait for it first.
+    ///
+    /// # Errors
+    /// [`ElasticError::NoPeer`](crate::ElasticError::NoPeer) names a pair that cannot work together;
+    /// [`Error::UnknownDevice`]; [`ElasticError::HomeAccess`](crate::ElasticError::HomeAccess);
+    /// [`ElasticError::Busy`](crate::ElasticError::Busy) from a hook; the driver's.
+    pub fn grant(&self, owner: DeviceId, accessor: DeviceId, access: Access) -> Result<(), Error> {
+        policy::change(&self.0.places, owner, accessor, access)
     }
 
     /// What every device may do with the memory of every other: policy, buffers, what was found

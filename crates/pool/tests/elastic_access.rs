@@ -56,6 +56,97 @@ fn the_policy_holds_for_lanes_too() {
     machine.end();
 }
 
+/// What the peer may do at each chunk of these addresses.
+fn peer_access(machine: &common::elastic::Machine, address: u64, chunks: u64) -> Vec<Access> {
+    let at = |chunk| address + chunk * G;
+    let ask = |chunk| machine.driver.get_access(at(chunk), Location::Device(PEER)).unwrap();
+    (0..chunks).map(ask).collect()
+}
+
+#[test]
+fn a_policy_changes_everywhere_or_nowhere() {
+    let machine = machine(2, |sim| sim, |pool| pool.chunk(vmm_pool::ChunkSize::Fixed(G)));
+    let stream = machine.stream(0);
+    let lane = machine.pool.lane(&stream).unwrap();
+    let block = lane.alloc(3 * G).unwrap();
+    let following = machine.buffer(0, 16 * G);
+    following.grow_to(2 * G).unwrap();
+    let differing = machine.pool.elastic(HOME).capacity_bytes(4 * G).chunk_bytes(G);
+    let differing = differing.access([]).build().unwrap();
+    differing.grow_to(G).unwrap();
+    let seen = || {
+        let all = [(block.address(), 3), (following.address(), 2), (differing.address(), 1)];
+        all.map(|(address, chunks)| peer_access(&machine, address, chunks))
+    };
+    let set = |access| machine.pool.grant(HOME, PEER, access);
+    // The pair is known from here on, so that only grants can fail.
+    set(Access::Read).unwrap();
+    set(Access::None).unwrap();
+    let (none, read) = (Access::None, Access::Read);
+    for k in 1..=5 {
+        let fault = FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemSetAccess).at(k).once();
+        machine.sim.inject(fault);
+        set(Access::Read).unwrap_err();
+        assert_eq!(seen(), [vec![none; 3], vec![none; 2], vec![none]], "grant {k}");
+        assert_eq!(machine.pool.access_matrix().pair(HOME, PEER).unwrap().policy, none);
+    }
+    set(Access::Read).unwrap();
+    assert_eq!(seen(), [vec![read; 3], vec![read; 2], vec![none]]);
+    let later = lane.alloc(2 * G).unwrap();
+    assert_eq!(peer_access(&machine, later.address(), 2), [read; 2]);
+    let newer = machine.buffer(0, 16 * G);
+    newer.grow_to(G).unwrap();
+    assert_eq!(peer_access(&machine, newer.address(), 1), [read]);
+    set(Access::None).unwrap();
+    assert_eq!(seen(), [vec![none; 3], vec![none; 2], vec![none]]);
+    assert_eq!(peer_access(&machine, later.address(), 2), [none; 2]);
+    newer.grant(PEER, Access::ReadWrite).unwrap();
+    set(Access::Read).unwrap();
+    assert_eq!(peer_access(&machine, newer.address(), 1), [Access::ReadWrite], "its own word");
+    let refused = machine.pool.grant(HOME, HOME, Access::Read).unwrap_err();
+    assert!(matches!(refused, Error::Elastic(ElasticError::HomeAccess { device: HOME })));
+    drop((block, later, lane, stream, following, differing, newer));
+    machine.end();
+}
+
+/// Threads bring memory to lanes and build buffers while the policy changes.
+#[test]
+fn a_policy_that_changes_under_way_misses_nothing() {
+    let machine = machine(2, |sim| sim, |pool| pool.chunk(vmm_pool::ChunkSize::Fixed(G)));
+    let streams: Vec<_> = (0..3).map(|_| machine.stream(0)).collect();
+    let lanes: Vec<_> = streams.iter().map(|it| machine.pool.lane(it).unwrap()).collect();
+    for round in 0..30 {
+        let access = [Access::Read, Access::None, Access::ReadWrite][round % 3];
+        let (blocks, buffers) = std::thread::scope(|scope| {
+            let growing: Vec<_> = lanes
+                .iter()
+                .map(|lane| scope.spawn(|| [(); 4].map(|()| lane.alloc(2 * G).unwrap())))
+                .collect();
+            let building = scope.spawn(|| {
+                [(); 4].map(|()| {
+                    let buffer = machine.buffer(0, 4 * G);
+                    buffer.grow_to(G).unwrap();
+                    buffer
+                })
+            });
+            machine.pool.grant(HOME, PEER, access).unwrap();
+            let blocks: Vec<_> =
+                growing.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+            (blocks, building.join().unwrap())
+        });
+        for block in &blocks {
+            assert_eq!(peer_access(&machine, block.address(), 2), [access; 2], "round {round}");
+        }
+        for buffer in &buffers {
+            assert_eq!(peer_access(&machine, buffer.address(), 1), [access], "round {round}");
+        }
+        drop((blocks, buffers));
+        machine.pool.trim(HOME).unwrap();
+    }
+    drop((lanes, streams));
+    machine.end();
+}
+
 #[test]
 fn a_buffer_can_differ_from_the_policy() {
     let machine = machine(3, |sim| sim, |pool| pool.access(HOME, PEER, Access::ReadWrite));

@@ -69,6 +69,10 @@ fn what_cannot_be_is_refused_before_any_call() {
     assert!(beyond(buffer.grow_to(4 * G + 1)));
     assert!(beyond(buffer.grow_to(u64::MAX)));
     assert!(beyond(buffer.commit(u64::MAX - 1..u64::MAX)));
+    assert_eq!(buffer.commit(5..5).unwrap(), 0, "no bytes touch no chunk");
+    let backwards = std::ops::Range { start: 5, end: 3 };
+    assert_eq!(buffer.commit(backwards.clone()).unwrap(), 0);
+    assert_eq!(buffer.decommit(backwards).unwrap(), 0);
     let missing = buffer.read(0, &mut [0; 1]);
     assert!(matches!(missing, Err(Error::Elastic(ElasticError::NotCommitted { offset: 0 }))));
     assert!(matches!(buffer.write(4 * G, &[1]), Err(Error::OutOfBounds { .. })));
@@ -105,7 +109,8 @@ fn growth_that_failed_for_want_of_memory_leaves_everything_as_it_was() {
     buffer.grow_to(4 * G).unwrap();
     let before = machine.picture(&buffer);
     let error = buffer.grow_to(20 * G).unwrap_err();
-    assert!(error.is_out_of_memory(), "{error}");
+    let Error::OutOfMemory(facts) = &error else { panic!("{error}") };
+    assert_eq!(facts.asked_bytes, 16 * G, "all that was missing");
     assert_eq!(machine.picture(&buffer), before);
     assert_eq!(buffer.grow_to(16 * G).unwrap(), 12 * G);
     drop(buffer);

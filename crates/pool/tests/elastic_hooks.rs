@@ -83,7 +83,7 @@ fn a_hook_may_ask_anything_but_not_change_its_own_buffer() {
             let Some(own) = own.upgrade() else { return };
             for refused in [own.grow_to(9 * G).err(), own.shrink_to(0).err()] {
                 answers.lock().unwrap().push(refused.map(|error| match error {
-                    Error::Elastic(ElasticError::InHook) => "in hook".to_owned(),
+                    Error::Elastic(ElasticError::Busy) => "busy".to_owned(),
                     error => error.to_string(),
                 }));
             }
@@ -95,7 +95,7 @@ fn a_hook_may_ask_anything_but_not_change_its_own_buffer() {
         })
     };
     buffer.grow_to(2 * G).unwrap();
-    assert_eq!(*answers.lock().unwrap(), vec![Some("in hook".to_owned()); 4]);
+    assert_eq!(*answers.lock().unwrap(), vec![Some("busy".to_owned()); 4]);
     assert_eq!(other.committed_bytes(), 2 * G);
     drop(hook);
     drop((buffer, other, lane, stream));
@@ -133,5 +133,68 @@ fn a_hook_may_unregister_itself() {
     buffer.grow_to(2 * G).unwrap();
     assert_eq!(*calls.lock().unwrap(), 1);
     drop(buffer);
+    machine.end();
+}
+
+#[test]
+fn a_callback_for_short_memory_may_shrink_other_buffers_and_is_refused_its_own() {
+    let shared: Arc<Mutex<Vec<Arc<ElasticBuffer>>>> = Arc::default();
+    let answers: Arc<Mutex<Vec<String>>> = Arc::default();
+    let (buffers, heard) = (shared.clone(), answers.clone());
+    let callback = move |_, _| {
+        let mut freed = 0;
+        for buffer in buffers.lock().unwrap().iter() {
+            match buffer.shrink_to(0) {
+                Ok(bytes) => freed += bytes,
+                Err(error) => heard.lock().unwrap().push(error.to_string()),
+            }
+        }
+        freed > 0
+    };
+    let machine = machine(1, |sim| sim.device_bytes(8 * G), |pool| pool.on_shortage(callback));
+    for _ in 0..2 {
+        let buffer = Arc::new(machine.buffer(0, 16 * G));
+        buffer.grow_to(4 * G).unwrap();
+        shared.lock().unwrap().push(buffer);
+    }
+    let growing = shared.lock().unwrap()[1].clone();
+    growing.grow_to(8 * G).unwrap();
+    let committed: Vec<u64> =
+        shared.lock().unwrap().iter().map(|buffer| buffer.committed_bytes()).collect();
+    assert_eq!(committed, [0, 8 * G]);
+    let answers = std::mem::take(&mut *answers.lock().unwrap());
+    assert!(
+        !answers.is_empty() && answers.iter().all(|it| it.contains("being changed")),
+        "{answers:?}"
+    );
+    drop(growing);
+    shared.lock().unwrap().clear();
+    machine.end();
+}
+
+/// Two threads that are short of memory, each of which would shrink the other's buffer.
+#[test]
+fn callbacks_that_shrink_each_others_buffers_end() {
+    let shared: Arc<Mutex<Vec<Arc<ElasticBuffer>>>> = Arc::default();
+    let buffers = shared.clone();
+    let callback = move |_, _| {
+        let all = buffers.lock().unwrap().clone();
+        all.iter().filter_map(|buffer| buffer.shrink_to(0).ok()).sum::<u64>() > 0
+    };
+    let machine = machine(1, |sim| sim.device_bytes(8 * G), |pool| pool.on_shortage(callback));
+    let both = [machine.buffer(0, 16 * G), machine.buffer(0, 16 * G)].map(Arc::new);
+    shared.lock().unwrap().extend(both.iter().cloned());
+    std::thread::scope(|scope| {
+        for buffer in &both {
+            scope.spawn(move || {
+                for _ in 0..200 {
+                    // The other may hold what is missing, and be growing too.
+                    let _short = buffer.grow_to(6 * G).err();
+                }
+            });
+        }
+    });
+    shared.lock().unwrap().clear();
+    drop(both);
     machine.end();
 }

@@ -106,6 +106,25 @@ fn host_memory_is_made_ahead_in_the_background() {
 }
 
 #[test]
+fn a_place_with_longer_chunks_refuses_shorter_ones() {
+    let machine =
+        machine(1, |sim| sim.granularity_host(4 * G, 4 * G), |pool| pool.host_memory(1, 64 * G, 0));
+    let buffer = machine.buffer(0, 64 * G);
+    let calls = machine.driver.ledger().snapshot();
+    let refused = buffer.commit_from(HOST, 0..G).unwrap_err();
+    let Error::Elastic(ElasticError::ChunkTooFine { granularity_bytes, .. }) = refused else {
+        panic!("{refused}")
+    };
+    assert_eq!(granularity_bytes, 4 * G);
+    assert_eq!(machine.driver.ledger().snapshot().since(&calls).total(), 0);
+    let builder = machine.pool.elastic(DeviceId(0)).capacity_bytes(64 * G).chunk_bytes(8 * G);
+    let long = builder.build().unwrap();
+    long.commit_from(HOST, 0..16 * G).unwrap();
+    drop((buffer, long));
+    machine.end();
+}
+
+#[test]
 fn host_memory_is_prefilled_on_request() {
     let machine = machine(1, |sim| sim, |pool| pool.host_memory(1, 8 * G, 0));
     let chunk = machine.pool.prefill(HOST, 5 * G).unwrap();

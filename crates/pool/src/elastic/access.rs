@@ -13,10 +13,22 @@ fn grant_of(device: DeviceId, access: Access) -> AccessGrant {
     AccessGrant { location: Location::Device(device), access }
 }
 
+/// Whose word a grant is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// The buffer's own, which goes before the pool's from then on.
+    Buffer,
+    /// The pool's policy.
+    Policy,
+}
+
 impl Operation<'_> {
     /// Sets what `device` may do, on every piece and on those to come.
-    pub(super) fn grant(&self, device: DeviceId, access: Access) -> Result<(), Error> {
+    pub(crate) fn grant(&self, device: DeviceId, access: Access, word: Word) -> Result<(), Error> {
         let body = self.0;
+        if word == Word::Policy && body.state().own_words.contains(&device) {
+            return Ok(());
+        }
         if device == body.shape.home {
             return match access {
                 Access::ReadWrite => Ok(()),
@@ -27,9 +39,17 @@ impl Operation<'_> {
             self.reach_for(device)?;
         }
         let before = body.state().access.get(&device).copied().unwrap_or(Access::None);
-        if before == access {
-            return Ok(());
+        if before != access {
+            self.grant_all(device, access, before)?;
         }
+        if word == Word::Buffer {
+            body.state().own_words.insert(device);
+        }
+        Ok(())
+    }
+
+    fn grant_all(&self, device: DeviceId, access: Access, before: Access) -> Result<(), Error> {
+        let body = self.0;
         let slots: Vec<u32> = body.state().pieces.keys().copied().collect();
         for (done, slot) in slots.iter().enumerate() {
             if let Err(error) = self.set_access(*slot, grant_of(device, access)) {

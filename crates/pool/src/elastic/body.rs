@@ -4,7 +4,9 @@
 //! the driver: what the others see, figures and pieces, is behind a lock that is only held to look
 //! or to publish.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -29,6 +31,8 @@ pub(crate) struct Shape {
     pub(crate) capacity_bytes: u64,
     pub(crate) chunk_bytes: u64,
     pub(crate) exportable: bool,
+    /// Its access is the pool's policy for its home.
+    pub(crate) follows_policy: bool,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) quota: Option<Budget>,
 }
@@ -54,6 +58,8 @@ pub(crate) struct State {
     pub(crate) pieces: BTreeMap<u32, Standing>,
     /// Who may do what, the home included. Others may do nothing.
     pub(crate) access: BTreeMap<DeviceId, Access>,
+    /// Devices of whose access the buffer has said something itself.
+    pub(crate) own_words: BTreeSet<DeviceId>,
     /// Counts the changes of the memory behind the addresses.
     pub(crate) generation: u64,
     pub(crate) counts: Counts,
@@ -143,38 +149,58 @@ impl Body {
         self.state().access.iter().map(grant).collect()
     }
 
-    /// Begins to change the buffer's memory: waits for the thread that does so now.
+    /// Begins to change the buffer's memory: waits for the thread that does so now, unless the
+    /// calling thread is changing some buffer's memory itself. Then two that wait for each other
+    /// would wait for ever.
     pub(crate) fn operate(&self) -> Result<Operation<'_>, Error> {
         if vmm_sys::process::is_forked_child() || self.keeper.driver.is_gone() {
             return Err(Error::DriverGone);
         }
-        if self.hooks.are_calling() {
-            return Err(ElasticError::InHook.into());
-        }
         let mut state = self.state();
         while state.operating {
+            if is_operating() {
+                return Err(ElasticError::Busy.into());
+            }
             self.operation_ended.wait(&mut state);
         }
         state.operating = true;
         drop(state);
-        let operation = Operation(self);
+        let operation = Operation::begin(self);
         operation.settle_debts();
         Ok(operation)
     }
 }
 
+/// Whether the calling thread is changing some buffer's memory.
+pub(crate) fn is_operating() -> bool {
+    OPERATIONS.get() > 0
+}
+
 /// The right to change a buffer's memory, one thread's at a time.
 #[derive(Debug)]
-pub(crate) struct Operation<'a>(pub(super) &'a Body);
+pub(crate) struct Operation<'a>(pub(super) &'a Body, PhantomData<*const ()>);
+
+thread_local! {
+    /// Operations of this thread: more than one where a hook or a callback begins another.
+    static OPERATIONS: Cell<u32> = const { Cell::new(0) };
+}
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
+        OPERATIONS.set(OPERATIONS.get() - 1);
         self.0.state().operating = false;
         self.0.operation_ended.notify_one();
     }
 }
 
-impl Operation<'_> {
+impl<'a> Operation<'a> {
+    /// Nobody else changes the buffer now.
+    fn begin(body: &'a Body) -> Operation<'a> {
+        OPERATIONS.set(OPERATIONS.get() + 1);
+        // Counted in this thread, so it ends there.
+        Operation(body, PhantomData)
+    }
+
     /// A change of these slots, for the hooks.
     pub(super) fn change(&self, cause: Cause, slots: &[u32]) -> BackingChange {
         let chunk_bytes = self.0.shape.chunk_bytes;
@@ -195,7 +221,7 @@ impl Drop for Body {
         }
         self.ahead.end();
         self.keeper.elastic.closed(self.range.bytes());
-        let operation = Operation(self);
+        let operation = Operation::begin(self);
         operation.decommit_all(Cause::End);
     }
 }

@@ -109,17 +109,30 @@ impl ElasticBuilder {
         let unknown = Error::UnknownDevice { device: self.device };
         let keeper = places.device(self.device).ok_or(unknown)?.clone();
         let shape = self.shape(&keeper)?;
+        loop {
+            let version = keeper.policy.version();
+            let buffer = self.build_once(&keeper, shape.clone())?;
+            // A policy that changed meanwhile has missed the buffer, or not.
+            if self.access.is_some() || keeper.policy.version() == version {
+                return Ok(buffer);
+            }
+        }
+    }
+
+    fn build_once(&self, keeper: &Arc<Device>, shape: Shape) -> Result<ElasticBuffer, Error> {
+        let places = self.pool.places();
         let mut access =
-            self.access.clone().unwrap_or_else(|| keeper.policy.lock().iter().copied().collect());
+            self.access.clone().unwrap_or_else(|| keeper.policy.others().into_iter().collect());
         access.retain(|device, access| *access != Access::None && *device != self.device);
         for accessor in access.keys() {
             places.peers.ensure(places, self.device, *accessor)?;
         }
         access.insert(self.device, Access::ReadWrite);
-        let range = reserve(&keeper, &shape)?;
-        let body = Arc::new(Body::new(shape, places.clone(), keeper, range, access));
+        let range = reserve(keeper, &shape)?;
+        let body = Body::new(shape, places.clone(), keeper.clone(), range, access);
+        let body = Arc::new(body);
         places.add(&body);
-        Ok(ElasticBuffer { body, pool: self.pool })
+        Ok(ElasticBuffer { body, pool: self.pool.clone() })
     }
 
     fn shape(&self, keeper: &Device) -> Result<Shape, Error> {
@@ -158,6 +171,7 @@ impl ElasticBuilder {
             capacity_bytes,
             chunk_bytes,
             exportable: self.exportable,
+            follows_policy: self.access.is_none(),
             tag: self.tag.clone(),
             quota: self.quota.clone(),
         })

@@ -46,6 +46,13 @@ struct Part {
     origin: Origin,
 }
 
+/// How a shortage is met, over all chunks of one growth.
+struct Short {
+    climb: Climb,
+    /// What the whole growth takes.
+    bytes: u64,
+}
+
 enum Origin {
     Made,
     Stock,
@@ -65,8 +72,14 @@ impl Operation<'_> {
             return Ok(0);
         }
         let site = body.places.site(how.place)?;
+        let granularity_bytes = site.depot.terms.granularity_bytes;
+        let chunk_bytes = body.shape.chunk_bytes;
+        if !chunk_bytes.is_multiple_of(granularity_bytes) {
+            let place = how.place;
+            return Err(ElasticError::ChunkTooFine { place, chunk_bytes, granularity_bytes }.into());
+        }
         self.reach(how.place)?;
-        let bytes = missing.len() as u64 * body.shape.chunk_bytes;
+        let bytes = self.bytes_of(missing.len());
         self.book_quota(bytes)?;
         let mut change = self.change(Cause::Commit, &missing);
         body.hooks.call(&change);
@@ -90,6 +103,10 @@ impl Operation<'_> {
         }
     }
 
+    pub(super) fn bytes_of(&self, slots: usize) -> u64 {
+        slots as u64 * self.0.shape.chunk_bytes
+    }
+
     fn book_quota(&self, bytes: u64) -> Result<(), Error> {
         match &self.0.shape.quota {
             Some(quota) if !quota.book(bytes) => Err(ElasticError::OverQuota {
@@ -111,10 +128,10 @@ impl Operation<'_> {
     /// Brings a chunk to each of the slots, or none to any.
     fn bring(&self, site: &Site<'_>, slots: &[u32], how: How) -> Result<Vec<Part>, Error> {
         let grants = self.0.grants();
-        let mut climb = Climb::for_chunks();
+        let mut short = Short { climb: Climb::for_chunks(), bytes: self.bytes_of(slots.len()) };
         let mut parts = Vec::with_capacity(slots.len());
         for &slot in slots {
-            if let Err(error) = self.bring_one(site, slot, how, &grants, &mut climb, &mut parts) {
+            if let Err(error) = self.bring_one(site, slot, how, &grants, &mut short, &mut parts) {
                 self.undo(site, parts, how.turn);
                 return Err(error);
             }
@@ -128,14 +145,14 @@ impl Operation<'_> {
         slot: u32,
         how: How,
         grants: &[AccessGrant],
-        climb: &mut Climb,
+        short: &mut Short,
         parts: &mut Vec<Part>,
     ) -> Result<(), Error> {
         let body = self.0;
         let (mapping, origin) = match self.vacate(slot, how)? {
             Some((mapping, gates)) => (mapping, Origin::Returned(gates)),
             None => {
-                let (chunk, origin) = self.supply(site, how, climb)?;
+                let (chunk, origin) = self.supply(site, how, short)?;
                 let offset = u64::from(slot) * body.shape.chunk_bytes;
                 let kept = chunk.clone();
                 match how.turn.with(|| Mapping::map(&body.range, offset, chunk)) {
@@ -160,7 +177,7 @@ impl Operation<'_> {
         &self,
         site: &Site<'_>,
         how: How,
-        climb: &mut Climb,
+        short: &mut Short,
     ) -> Result<(Arc<Chunk>, Origin), Error> {
         let body = self.0;
         let (props, bytes) = (body.props(how.place), body.shape.chunk_bytes);
@@ -175,8 +192,8 @@ impl Operation<'_> {
                 Err(Shortage::Driver(error)) if error.is_out_of_memory() => cause = Some(error),
                 Err(Shortage::Driver(error)) => return Err(error.into()),
             }
-            if !site.make_room(climb, bytes, how) {
-                return Err(site.shortage(bytes, how, cause));
+            if !site.make_room(&mut short.climb, bytes, how) {
+                return Err(site.shortage(short.bytes, how, cause));
             }
         }
     }
@@ -252,7 +269,7 @@ fn give_back(site: &Site<'_>, chunk: Arc<Chunk>, origin: &Origin, turn: Turn) {
 }
 
 impl Body {
-    /// The slots of these bytes, whole chunks; `None` beyond the capacity.
+    /// The slots that these bytes touch.
     pub(crate) fn slots_over(
         &self,
         offset: u64,
@@ -263,6 +280,9 @@ impl Body {
         if end_bytes > self.shape.capacity_bytes {
             let capacity_bytes = self.shape.capacity_bytes;
             return Err(ElasticError::BeyondCapacity { end_bytes, capacity_bytes }.into());
+        }
+        if bytes == 0 {
+            return Ok(0..0);
         }
         // The builder saw to it that every slot has a number.
         Ok((offset / chunk_bytes) as u32..end_bytes.div_ceil(chunk_bytes) as u32)

@@ -19,7 +19,7 @@ impl Operation<'_> {
         }
         let mut change = self.change(cause, &taken);
         body.hooks.call(&change);
-        let bytes = taken.len() as u64 * body.shape.chunk_bytes;
+        let bytes = self.bytes_of(taken.len());
         change.generation = self.take_away(&taken);
         self.unbook_quota(bytes);
         change.phase = Phase::After;

@@ -26,9 +26,26 @@ pub enum ElasticError {
         /// The quota.
         quota_bytes: u64,
     },
-    /// A hook of the buffer asked for an operation on the same buffer.
-    #[error("a hook cannot change the backing of the buffer that called it")]
-    InHook,
+    /// A hook, or a callback for short memory, asked for an operation on a buffer whose memory is
+    /// being changed: by the operation that called it, or by another thread, for which it must not
+    /// wait.
+    #[error(
+        "the buffer's memory is being changed, and whoever is called from a change cannot wait"
+    )]
+    Busy,
+    /// The chunks are no multiple of the place's granularity.
+    #[error(
+        "chunks of {chunk_bytes} bytes cannot lie on {place}: expected a multiple of \
+         {granularity_bytes}"
+    )]
+    ChunkTooFine {
+        /// The place.
+        place: Place,
+        /// The buffer's chunks.
+        chunk_bytes: u64,
+        /// What chunks there are a multiple of.
+        granularity_bytes: u64,
+    },
     /// The buffer ended before what was asked for ahead was begun.
     #[error("the buffer ended before it grew")]
     Ended,

@@ -5,7 +5,6 @@
 //! Hooks run in the thread that changes the memory, with no lock held: they may ask the buffer and
 //! the pool anything and allocate, but not change the same buffer's memory.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -96,11 +95,6 @@ impl Drop for BackingHook {
     }
 }
 
-thread_local! {
-    /// The lists whose hooks this thread is calling.
-    static CALLING: RefCell<Vec<*const Mutex<List>>> = const { RefCell::new(Vec::new()) };
-}
-
 impl Hooks {
     pub(crate) fn add(&self, hook: impl Fn(&BackingChange) + Send + Sync + 'static) -> BackingHook {
         let mut list = self.0.lock();
@@ -110,23 +104,13 @@ impl Hooks {
         BackingHook { list: Arc::downgrade(&self.0), number }
     }
 
-    /// Whether the calling thread is in one of these hooks.
-    pub(crate) fn are_calling(&self) -> bool {
-        CALLING.with_borrow(|calling| calling.contains(&Arc::as_ptr(&self.0)))
-    }
-
     /// Calls each hook, the oldest first. One that panics does no harm to the others.
     pub(crate) fn call(&self, change: &BackingChange) {
         let hooks = self.0.lock().hooks.clone();
-        if hooks.is_empty() {
-            return;
-        }
-        CALLING.with_borrow_mut(|calling| calling.push(Arc::as_ptr(&self.0)));
         for (_, hook) in hooks {
             if catch_unwind(AssertUnwindSafe(|| hook(change))).is_err() {
                 tracing::warn!(?change, "a hook for changed backing panicked");
             }
         }
-        CALLING.with_borrow_mut(|calling| calling.pop());
     }
 }

@@ -22,7 +22,7 @@
 //! `access`: which devices may use it. `uses`: which streams do. `hooks`: who is told of changes.
 //! `ahead`: growth in the background. `stats`: figures and pieces. `verify`: the walker.
 
-mod access;
+pub(crate) mod access;
 pub(crate) mod ahead;
 pub(crate) mod body;
 mod builder;
@@ -54,6 +54,7 @@ use crate::lane::Wait;
 use crate::place::Place;
 use crate::pool::PoolInner;
 use crate::turn::Turn;
+use access::Word;
 use body::Body;
 use commit::How;
 
@@ -165,7 +166,7 @@ impl ElasticBuffer {
     /// Waits for nothing: the memory goes once the work of its users is done.
     ///
     /// # Errors
-    /// [`ElasticError::InHook`], [`Error::DriverGone`].
+    /// [`ElasticError::Busy`], [`Error::DriverGone`].
     pub fn shrink_to(&self, bytes: u64) -> Result<u64, Error> {
         let chunk_bytes = self.chunk_bytes();
         let keep_bytes = bytes.min(self.capacity_bytes()).next_multiple_of(chunk_bytes);
@@ -195,7 +196,8 @@ impl ElasticBuffer {
         uses::Uses::begin(&self.body, stream)
     }
 
-    /// Lets `device` use the buffer, memory that is committed later included. All or nothing.
+    /// Lets `device` use the buffer, memory that is committed later included. All or nothing; the
+    /// pool's policy says nothing of `device` to this buffer from then on.
     /// [`Access::None`] takes its access away: work of that device that still uses the buffer
     /// faults, so wait for it first.
     ///
@@ -203,7 +205,7 @@ impl ElasticBuffer {
     /// [`ElasticError::NoPeer`] names a pair that cannot work together,
     /// [`ElasticError::HomeAccess`] if `device` is the home; the driver's.
     pub fn grant(&self, device: DeviceId, access: Access) -> Result<(), Error> {
-        self.body.operate()?.grant(device, access)
+        self.body.operate()?.grant(device, access, Word::Buffer)
     }
 
     /// Takes the access of `device` away: see [`ElasticBuffer::grant`].
@@ -225,8 +227,8 @@ impl ElasticBuffer {
     /// Whoever registered the memory with a NIC, a collective library or another process lets go of
     /// it in [`Phase::Before`], and registers anew in [`Phase::After`] or [`Phase::Failed`]. The
     /// hook runs in the thread that makes the change, the background thread included, with no lock
-    /// held: it may call the pool and this buffer, but not change this buffer's memory
-    /// ([`ElasticError::InHook`]). One that panics is logged, and does no harm.
+    /// held: it may call the pool and this buffer, but change the memory only of other buffers that
+    /// nobody is changing ([`ElasticError::Busy`]). One that panics is logged, and does no harm.
     pub fn on_backing_change(
         &self,
         hook: impl Fn(&BackingChange) + Send + Sync + 'static,

@@ -36,6 +36,8 @@ pub(super) struct Claim {
     pub(super) window_offset: u64,
     pub(super) window_bytes: u64,
     pub(super) parts: Vec<Part>,
+    /// The version of the policy by which the parts were granted.
+    pub(super) policy: u64,
 }
 
 /// Takes hold of everything a window needs, under the lane's lock.
@@ -81,7 +83,7 @@ pub(super) fn claim(
     }
     state.marks.withhold(start);
     state.busy += 1;
-    Claim { window_offset: start, window_bytes: miss.bytes, parts }
+    Claim { window_offset: start, window_bytes: miss.bytes, parts, policy: 0 }
 }
 
 /// A part's bytes inside of the window, and behind and before it: (offset, bytes).
@@ -101,6 +103,8 @@ pub(super) fn split(
 pub(super) fn act(device: &Device, claim: &mut Claim) -> Result<(), Shortage> {
     let turn = Turn::Requester;
     let slot_bytes = device.plan.granularity_bytes;
+    let grants = device.policy.grants();
+    claim.policy = grants.version;
     for part in &mut claim.parts {
         let chunk = match part.supplied.take() {
             Some(Supplied::Stock(chunk)) => Arc::new(chunk),
@@ -118,7 +122,7 @@ pub(super) fn act(device: &Device, claim: &mut Claim) -> Result<(), Shortage> {
             Ok(mapping) => {
                 drop(kept);
                 let mapping = part.mapping.insert(mapping);
-                turn.with(|| mapping.set_access(&device.plan.grants)).map_err(Shortage::Driver)?;
+                turn.with(|| mapping.set_access(&grants.list)).map_err(Shortage::Driver)?;
             }
             Err(error) => {
                 device.depot.settle(kept, turn);
@@ -127,6 +131,16 @@ pub(super) fn act(device: &Device, claim: &mut Claim) -> Result<(), Shortage> {
         }
     }
     Ok(())
+}
+
+/// Grants once more what was brought: the policy has changed since.
+pub(super) fn grant_again(device: &Device, claim: &mut Claim) -> Result<(), Shortage> {
+    let grants = device.policy.grants_again();
+    claim.policy = grants.version;
+    let mut mappings = claim.parts.iter().filter_map(|part| part.mapping.as_ref());
+    mappings
+        .try_for_each(|mapping| Turn::Requester.with(|| mapping.set_access(&grants.list)))
+        .map_err(Shortage::Driver)
 }
 
 /// Undoes a claim: nobody has seen its addresses, so no gate is needed.

@@ -8,7 +8,7 @@ use parking_lot::MutexGuard;
 use vmm_heap::Miss;
 use vmm_sys::DriverError;
 
-use super::claim::{Claim, act, claim, hand_back, split};
+use super::claim::{Claim, act, claim, grant_again, hand_back, split};
 use super::gate::is_captured;
 use super::report::out_of_memory;
 use super::window::{Window, choose_window, runs};
@@ -130,18 +130,19 @@ fn attempt(lane: &Lane, request: &Request, rung: Rung, moves: Moves) -> Result<O
             Planned::AskCapture => return Ok(Outcome::AskCapture),
         }
     };
-    match act(&lane.device, &mut claim) {
-        Ok(()) => Ok(publish(lane, claim, request)),
-        Err(shortage) => {
-            hand_back(lane, claim);
-            match shortage {
-                Shortage::Limit => Ok(Outcome::Short(None)),
-                Shortage::Driver(error) if error.is_out_of_memory() => {
-                    Ok(Outcome::Short(Some(error)))
-                }
-                Shortage::Driver(error) => Err(error.into()),
-            }
+    let mut brought = act(&lane.device, &mut claim);
+    while brought.is_ok() {
+        match publish(lane, claim, request) {
+            Ok(outcome) => return Ok(outcome),
+            Err(stale) => claim = stale,
         }
+        brought = grant_again(&lane.device, &mut claim);
+    }
+    hand_back(lane, claim);
+    match brought {
+        Ok(()) | Err(Shortage::Limit) => Ok(Outcome::Short(None)),
+        Err(Shortage::Driver(error)) if error.is_out_of_memory() => Ok(Outcome::Short(Some(error))),
+        Err(Shortage::Driver(error)) => Err(error.into()),
     }
 }
 
@@ -269,12 +270,17 @@ pub(super) fn survey<'a>(
     }
 }
 
-/// Makes the brought memory part of the heap and serves the request from it.
-fn publish(lane: &Lane, claim: Claim, request: &Request) -> Outcome {
+/// Makes the brought memory part of the heap and serves the request from it; gives the claim back
+/// if the device's policy has changed since the memory was granted.
+fn publish(lane: &Lane, claim: Claim, request: &Request) -> Result<Outcome, Claim> {
     let (start, stop) = (claim.window_offset, claim.window_offset + claim.window_bytes);
     let mut guard = lane.cell.lock();
     // A busy lane does not retire.
-    let Some(state) = guard.as_mut() else { return Outcome::Short(None) };
+    let Some(state) = guard.as_mut() else { return Ok(Outcome::Short(None)) };
+    // Whoever changes it looks at the lane's mappings afterwards.
+    if claim.policy != lane.device.policy.version() {
+        return Err(claim);
+    }
     let slot_bytes = state.region.slot_bytes();
     state.busy -= 1;
     for mut part in claim.parts {
@@ -290,12 +296,12 @@ fn publish(lane: &Lane, claim: Claim, request: &Request) -> Outcome {
     if let Err(error) = state.heap.free(start) {
         debug_assert!(false, "the window is a block: {error:?}");
     }
-    match state.heap.alloc(request.bytes(), request.align_bytes()) {
+    Ok(match state.heap.alloc(request.bytes(), request.align_bytes()) {
         Ok(block) => Outcome::Done(state.hand_out(lane.cell, block, request.bytes())),
         // The window was made for this request; were it ever too small, the next round grows
         // again instead of losing what was brought.
         Err(_) => Outcome::Short(None),
-    }
+    })
 }
 
 /// Reserves more addresses: twice what the lane has, down to what the missing block needs.
