@@ -236,6 +236,9 @@ pub trait Driver: Send + Sync + Debug {
 
     /// `cuStreamCreate(CU_STREAM_NON_BLOCKING)`, in the device's primary context.
     fn stream_create(&self, device: DeviceId) -> DriverResult<StreamHandle>;
+    /// `cuStreamCreate(CU_STREAM_DEFAULT)`: as the streams that other programs make by default,
+    /// ordered with the legacy stream in both directions.
+    fn stream_create_blocking(&self, device: DeviceId) -> DriverResult<StreamHandle>;
     /// `cuStreamDestroy`: returns at once, work goes on.
     ///
     /// # Safety

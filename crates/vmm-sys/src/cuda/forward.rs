@@ -78,6 +78,7 @@ forward! {
         fn mem_pool_set_release_threshold(device: DeviceId, bytes: u64) -> ();
         fn host_alloc(device: DeviceId, bytes: u64) -> PinnedAddress;
         fn stream_create(device: DeviceId) -> StreamHandle;
+        fn stream_create_blocking(device: DeviceId) -> StreamHandle;
         fn event_create(device: DeviceId) -> EventHandle;
         fn exchange_capture_mode(mode: CaptureMode) -> CaptureMode;
     }

@@ -139,6 +139,7 @@ fn byte_image_of_grants() {
 fn constants() {
     use sys::{CUmemPool_attribute as Pool, CUpointer_attribute as Pointer};
     let pairs = [
+        (ffi::STREAM_DEFAULT, sys::CUstream_flags::CU_STREAM_DEFAULT as u32),
         (ffi::STREAM_NON_BLOCKING, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32),
         (ffi::EVENT_DISABLE_TIMING, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32),
         (ffi::WAIT_VALUE_GEQ, sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32),

@@ -1,6 +1,6 @@
 //! Streams and events.
 
-use super::ffi::{EVENT_DISABLE_TIMING, STREAM_NON_BLOCKING, WAIT_VALUE_GEQ};
+use super::ffi::{EVENT_DISABLE_TIMING, STREAM_DEFAULT, STREAM_NON_BLOCKING, WAIT_VALUE_GEQ};
 use super::{Cuda, have};
 use crate::call::Call;
 use crate::error::DriverResult;
@@ -8,10 +8,18 @@ use crate::types::{DeviceId, EventHandle, PinnedAddress, StreamHandle, StreamId}
 
 impl Cuda {
     pub(super) fn stream_create(&self, device: DeviceId) -> DriverResult<StreamHandle> {
+        self.new_stream(device, STREAM_NON_BLOCKING)
+    }
+
+    pub(super) fn stream_create_blocking(&self, device: DeviceId) -> DriverResult<StreamHandle> {
+        self.new_stream(device, STREAM_DEFAULT)
+    }
+
+    fn new_stream(&self, device: DeviceId, flags: u32) -> DriverResult<StreamHandle> {
         let _scope = self.enter(device)?;
         let mut stream = 0;
         self.door(Call::StreamCreate, Some(device), || {
-            (self.entry.stream_create)(&mut stream, STREAM_NON_BLOCKING)
+            (self.entry.stream_create)(&mut stream, flags)
         })?;
         Ok(StreamHandle(stream))
     }

@@ -243,15 +243,16 @@ impl State {
     }
 
     /// The captures that a stream is ordered with by the rule of the legacy stream: none, unless
-    /// this is the legacy stream and a per-thread stream of its device is being captured.
+    /// this is the legacy stream and a blocking stream of its device is being captured.
     fn implicit_captures(&self, stream: u64) -> Vec<u64> {
         let timeline = &self.timeline;
         let legacy = timeline.streams.get(&stream).filter(|it| it.kind == StreamKind::Legacy);
         let Some(legacy) = legacy.filter(|_| !self.captures.active.is_empty()) else {
             return Vec::new();
         };
-        let ordered = timeline.per_thread.iter().filter(|(device, _, _)| *device == legacy.device);
-        ordered.filter_map(|(_, _, id)| self.captures.of(*id)).collect()
+        let ordered = |stream: &u64| timeline.is_blocking_on(*stream, legacy.device);
+        let captures = self.captures.active.iter();
+        captures.filter(|(_, it)| it.frontiers.keys().any(ordered)).map(|(id, _)| *id).collect()
     }
 
     /// Refuses work of the legacy stream that would have to wait for a captured stream.

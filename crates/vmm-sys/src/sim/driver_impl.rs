@@ -225,7 +225,11 @@ impl Driver for Sim {
     }
 
     fn stream_create(&self, device: DeviceId) -> DriverResult<StreamHandle> {
-        self.do_stream_create(device)
+        self.do_stream_create(device, false)
+    }
+
+    fn stream_create_blocking(&self, device: DeviceId) -> DriverResult<StreamHandle> {
+        self.do_stream_create(device, true)
     }
 
     unsafe fn stream_destroy(&self, device: DeviceId, stream: StreamHandle) -> DriverResult<()> {

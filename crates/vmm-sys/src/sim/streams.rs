@@ -34,11 +34,12 @@ fn index_of(handle: StreamHandle) -> Option<usize> {
 }
 
 impl State {
-    fn add_stream(&mut self, device: DeviceId, kind: StreamKind) -> u64 {
+    fn add_stream(&mut self, device: DeviceId, kind: StreamKind, is_blocking: bool) -> u64 {
         self.timeline.last_stream_id += 1;
         let id = self.timeline.last_stream_id;
         let queue = std::collections::VecDeque::new();
-        self.timeline.streams.insert(id, Stream { device, kind, queue, enqueued: 0, finished: 0 });
+        let stream = Stream { device, kind, is_blocking, queue, enqueued: 0, finished: 0 };
+        self.timeline.streams.insert(id, stream);
         id
     }
 
@@ -49,7 +50,7 @@ impl State {
                 if let Some(id) = self.timeline.legacy.get(&device) {
                     return Ok(*id);
                 }
-                let id = self.add_stream(device, StreamKind::Legacy);
+                let id = self.add_stream(device, StreamKind::Legacy, false);
                 self.timeline.legacy.insert(device, id);
                 Ok(id)
             }
@@ -59,7 +60,7 @@ impl State {
                 if let Some((_, _, id)) = self.timeline.per_thread.iter().find(known) {
                     return Ok(*id);
                 }
-                let id = self.add_stream(device, StreamKind::PerThread(thread));
+                let id = self.add_stream(device, StreamKind::PerThread(thread), true);
                 self.timeline.per_thread.push((device, thread, id));
                 Ok(id)
             }
@@ -175,14 +176,18 @@ impl State {
 }
 
 impl Sim {
-    /// Non-blocking: not ordered with the legacy stream. The handle of the stream that was
+    /// A blocking one is ordered with the legacy stream. The handle of the stream that was
     /// destroyed last comes back first (row D-S1).
-    pub(super) fn do_stream_create(&self, device: DeviceId) -> DriverResult<StreamHandle> {
+    pub(super) fn do_stream_create(
+        &self,
+        device: DeviceId,
+        is_blocking: bool,
+    ) -> DriverResult<StreamHandle> {
         self.call_on(Call::StreamCreate, device, |state| {
             self.make_room_for_stream(state, device)?;
             let index = state.timeline.handles.vacant_key();
             let handle = handle_of(index);
-            let id = state.add_stream(device, StreamKind::Created { handle });
+            let id = state.add_stream(device, StreamKind::Created { handle }, is_blocking);
             state.timeline.handles.insert(id);
             Ok(handle)
         })
@@ -260,7 +265,7 @@ impl Sim {
 
     /// Waits until a stream is done with what it has now.
     pub(super) fn drain_stream(&self, state: &mut Locked<'_>, id: u64) -> Answer<()> {
-        // The legacy stream also stands for the per-thread streams that it is ordered after.
+        // The legacy stream also stands for the blocking streams that it is ordered after.
         let mut until = state.timeline.implicit_order(id);
         until.push((id, state.timeline.tail(id)));
         self.wait_until(state, |state| {

@@ -5,9 +5,9 @@
 //! finishes whatever can be, at the present time; `Sim::advance_to` steps the clock from one
 //! completion to the next, so that a long jump ends in the same state as many short ones.
 //!
-//! The legacy stream of a context is ordered with its per-thread streams in both directions, and
-//! not with other streams, which the contract creates non-blocking (row D-S2). That order is a
-//! list of (stream, ticket) that an item waits for.
+//! The legacy stream of a context is ordered in both directions with its blocking streams, which
+//! per-thread streams are, and not with others (row D-S2). That order is a list of (stream, ticket)
+//! that an item waits for.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -102,7 +102,7 @@ pub(super) struct Item {
 /// Which stream this is to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamKind {
-    /// Made by `cuStreamCreate`, non-blocking.
+    /// Made by `cuStreamCreate`.
     Created { handle: StreamHandle },
     /// The null stream of a context.
     Legacy,
@@ -117,6 +117,8 @@ pub(super) enum StreamKind {
 pub(super) struct Stream {
     pub(super) device: DeviceId,
     pub(super) kind: StreamKind,
+    /// Ordered with the legacy stream of its device.
+    pub(super) is_blocking: bool,
     pub(super) queue: VecDeque<Item>,
     /// Tickets given out and finished.
     pub(super) enqueued: u64,
@@ -186,21 +188,24 @@ impl Timeline {
         self.streams.get(&stream_id).map_or(0, |stream| stream.enqueued)
     }
 
+    /// Whether the legacy stream of `device` is ordered with this stream.
+    pub(super) fn is_blocking_on(&self, stream_id: u64, device: DeviceId) -> bool {
+        let stream = self.streams.get(&stream_id);
+        stream.is_some_and(|stream| stream.is_blocking && stream.device == device)
+    }
+
     /// What an item of this stream must wait for in other streams, by the rule of the legacy
     /// stream: only what is not done yet.
     pub(super) fn implicit_order(&self, stream_id: u64) -> Vec<(u64, u64)> {
         let Some(stream) = self.streams.get(&stream_id) else { return Vec::new() };
-        let others: Vec<u64> = match stream.kind {
-            StreamKind::Legacy => self
-                .per_thread
-                .iter()
-                .filter(|(device, _, _)| *device == stream.device)
-                .map(|(_, _, id)| *id)
-                .collect(),
-            StreamKind::PerThread(_) => {
-                self.legacy.get(&stream.device).copied().into_iter().collect()
-            }
-            StreamKind::Created { .. } | StreamKind::Destroyed => Vec::new(),
+        let others: Vec<u64> = if stream.kind == StreamKind::Legacy {
+            // Those that are not busy have nothing to wait for.
+            let blocking = |id: &&u64| self.is_blocking_on(**id, stream.device);
+            self.busy.iter().filter(blocking).copied().collect()
+        } else if stream.is_blocking {
+            self.legacy.get(&stream.device).copied().into_iter().collect()
+        } else {
+            Vec::new()
         };
         others
             .into_iter()

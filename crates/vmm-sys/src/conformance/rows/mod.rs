@@ -10,6 +10,7 @@ mod export;
 mod handle;
 mod held;
 mod holes;
+mod legacy_stream;
 mod map;
 mod moves;
 mod new_streams;
@@ -113,8 +114,11 @@ pub const ROWS: &[Row] = &[
     check("D-G2", "capture", "its own thread's unsafe calls end it", ONE, capture::d_g2),
     check("D-G3", "capture", "other threads, by mode", ONE, capture::d_g3),
     check("D-G4", "capture", "a relaxed thread harms none", ONE, capture::d_g4),
+    check("D-G5", "capture", "the legacy stream beside a capture", OWN, legacy_stream::d_g5)
+        .with_cases(legacy_stream::G5_CASES),
     check("D-S1", "stream", "handles come back, ids do not", ONE, stream::d_s1),
     check("D-S2", "stream", "what the legacy stream waits for", ONE, stream::d_s2),
+    check("D-S3", "stream", "what ended threads left on theirs", OWN, legacy_stream::d_s3),
     check("D-V1", "move", "graphs follow the address", TWO, moves::d_v1),
     check("D-V2", "move", "aliases are in stream order", ONE, moves::d_v2),
     check("D-V3", "move", "alias first, retire later", ONE, moves::d_v3),

@@ -199,6 +199,13 @@ impl Scratch<'_> {
         Ok(stream)
     }
 
+    /// A stream that is ordered with the legacy stream.
+    pub(crate) fn blocking_stream(&self, device: DeviceId) -> DriverResult<StreamHandle> {
+        let stream = self.driver().stream_create_blocking(device)?;
+        self.made.lock().streams.push((device, stream));
+        Ok(stream)
+    }
+
     pub(crate) fn destroy_stream(
         &self,
         device: DeviceId,

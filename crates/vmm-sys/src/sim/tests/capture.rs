@@ -241,15 +241,21 @@ fn the_legacy_stream_is_not_captured_and_does_not_wait_for_captured_streams() {
     let sim = sim();
     let begun = begin(&sim, StreamHandle::LEGACY, CaptureMode::Relaxed);
     assert_eq!(code(begun), Code::STREAM_CAPTURE_UNSUPPORTED);
-    begin(&sim, StreamHandle::PER_THREAD, CaptureMode::Relaxed).unwrap();
-    // SAFETY: the simulator checks handles itself.
-    let asked = unsafe { sim.capture_info(D0, StreamHandle::LEGACY) };
-    assert_eq!(code(asked), Code::STREAM_CAPTURE_IMPLICIT);
-    assert_eq!(status(&sim, StreamHandle::PER_THREAD).status, CaptureStatus::Active);
-    let spin = ProbeKernel::Spin { busy_us: 0, done: 0 };
-    assert_eq!(code(sim.t_launch(D0, spin, StreamHandle::NULL)), Code::STREAM_CAPTURE_IMPLICIT);
-    let ended = end(&sim, StreamHandle::PER_THREAD);
-    assert_eq!(code(ended), Code::STREAM_CAPTURE_INVALIDATED);
+    let blocking = sim.stream_create_blocking(D0).unwrap();
+    for stream in [StreamHandle::PER_THREAD, blocking] {
+        begin(&sim, stream, CaptureMode::Relaxed).unwrap();
+        // SAFETY: the simulator checks handles itself.
+        let asked = unsafe { sim.capture_info(D0, StreamHandle::LEGACY) };
+        assert_eq!(code(asked), Code::STREAM_CAPTURE_IMPLICIT);
+        // SAFETY: as above.
+        let other_device = unsafe { sim.capture_info(D1, StreamHandle::LEGACY) };
+        assert_eq!(other_device.unwrap().status, CaptureStatus::None);
+        assert_eq!(status(&sim, stream).status, CaptureStatus::Active);
+        let spin = ProbeKernel::Spin { busy_us: 0, done: 0 };
+        let launched = sim.t_launch(D0, spin, StreamHandle::NULL);
+        assert_eq!(code(launched), Code::STREAM_CAPTURE_IMPLICIT);
+        assert_eq!(code(end(&sim, stream)), Code::STREAM_CAPTURE_INVALIDATED);
+    }
 }
 
 #[test]

@@ -71,17 +71,40 @@ fn a_later_record_does_not_move_an_earlier_wait() {
 }
 
 #[test]
-fn the_legacy_stream_is_ordered_after_per_thread_streams_only() {
+fn the_legacy_stream_is_ordered_after_blocking_streams_only() {
     let sim = sim();
     let other = sim.stream_create(D0).unwrap();
+    let elsewhere = sim.stream_create_blocking(D1).unwrap();
+    let blocking = sim.stream_create_blocking(D0).unwrap();
+    let gone = sim.stream_create_blocking(D0).unwrap();
+    let unrelated = [sim.hold(D0, other).unwrap(), sim.hold(D1, elsewhere).unwrap()];
     let event = sim.event_create(D0).unwrap();
-    let unrelated = sim.hold(D0, other).unwrap();
-    sim.busy(D0, StreamHandle::PER_THREAD, 500).unwrap();
-    sim.t_record(D0, event, StreamHandle::LEGACY).unwrap();
-    assert!(!sim.t_query(D0, event).unwrap());
-    sim.advance(500);
-    assert!(sim.t_query(D0, event).unwrap());
-    sim.release_hold(unrelated);
+    for stream in [StreamHandle::PER_THREAD, blocking, gone] {
+        sim.busy(D0, stream, 500).unwrap();
+        if stream == gone {
+            // SAFETY: the simulator checks handles itself.
+            unsafe { sim.stream_destroy(D0, gone) }.unwrap(); // its work goes on
+        }
+        sim.t_record(D0, event, StreamHandle::LEGACY).unwrap();
+        assert!(!sim.t_query(D0, event).unwrap());
+        sim.advance(500);
+        assert!(sim.t_query(D0, event).unwrap());
+    }
+    unrelated.into_iter().for_each(|hold| sim.release_hold(hold));
+}
+
+#[test]
+fn blocking_streams_are_ordered_after_the_legacy_stream() {
+    let sim = sim();
+    let event = sim.event_create(D0).unwrap();
+    let (blocking, other) =
+        (sim.stream_create_blocking(D0).unwrap(), sim.stream_create(D0).unwrap());
+    let hold = sim.hold(D0, StreamHandle::LEGACY).unwrap();
+    for (stream, waits) in [(StreamHandle::PER_THREAD, true), (blocking, true), (other, false)] {
+        sim.t_record(D0, event, stream).unwrap();
+        assert_eq!(sim.t_query(D0, event).unwrap(), !waits, "{stream:?}");
+    }
+    sim.release_hold(hold);
 }
 
 #[test]
