@@ -193,23 +193,35 @@ impl Reliefs {
 
 /// Every device of every pool of the process, so that one pool's idle memory can serve another's
 /// shortage.
-static DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
+static DEVICES: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+/// One of them: which GPU, and whose side.
+struct Known {
+    gpu: (usize, DeviceId),
+    device: Weak<Device>,
+}
+
+/// Tells GPUs apart. The driver's address is its own while a pool lives that uses it.
+fn gpu(device: &Device) -> (usize, DeviceId) {
+    (Arc::as_ptr(&device.driver).addr(), device.plan.device)
+}
 
 /// Makes a device's idle memory available to other pools' shortages.
 pub(crate) fn register(device: &Arc<Device>) {
     let mut devices = DEVICES.lock();
-    devices.retain(|known| known.strong_count() > 0);
-    devices.push(Arc::downgrade(device));
+    devices.retain(|known| known.device.strong_count() > 0);
+    devices.push(Known { gpu: gpu(device), device: Arc::downgrade(device) });
 }
 
-/// The same GPU in the other pools of this process.
+/// The same GPU in the other pools of this process. Pools of other GPUs are not even touched: one
+/// that is held for a moment would end later than its last handle.
 fn elsewhere(device: &Device) -> Vec<Arc<Device>> {
-    let all: Vec<Arc<Device>> = DEVICES.lock().iter().filter_map(Weak::upgrade).collect();
-    let same_driver =
-        |other: &Device| std::ptr::addr_eq(Arc::as_ptr(&other.driver), Arc::as_ptr(&device.driver));
-    all.into_iter()
-        .filter(|other| !std::ptr::eq(&**other, device))
-        .filter(|other| other.plan.device == device.plan.device && same_driver(other))
+    let gpu = gpu(device);
+    DEVICES
+        .lock()
+        .iter()
+        .filter(|known| known.gpu == gpu && !std::ptr::eq(known.device.as_ptr(), device))
+        .filter_map(|known| known.device.upgrade())
         .collect()
 }
 

@@ -243,3 +243,30 @@ fn a_lane_keeps_its_driver_alive() {
     drop(buffer);
     sim.check_clean().unwrap();
 }
+
+/// A shortage looks at the pools of its own GPU only: one that it held for a moment would end later
+/// than its last handle, and in the wrong thread.
+#[test]
+fn a_shortage_delays_the_end_of_no_other_drivers_pool() {
+    let short = Rig::new(|b| b.limit_bytes(2 * MIB));
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                assert!(short.lane.alloc(4 * MIB).unwrap_err().is_out_of_memory());
+            }
+        });
+        for _ in 0..300 {
+            let rig = Rig::new(|b| b);
+            let other = Stream::create(&rig.driver, HOME).unwrap();
+            let mut crossed = rig.lane.alloc(MIB).unwrap();
+            crossed.record_stream(&other).unwrap();
+            drop(crossed);
+            rig.pool.trim(HOME).unwrap(); // what is left is an event to use again
+            drop(other);
+            rig.end();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    short.end();
+}
