@@ -23,6 +23,8 @@ pub enum Profile {
     Background,
     /// Memory is asked for and freed by plain address.
     Raw,
+    /// As `Raw`, and every pool is in guard mode.
+    Guard,
 }
 
 /// The run of a seed.
@@ -67,6 +69,7 @@ fn setup(profile: Profile, rng: &mut Rng) -> Setup {
         stock_low_bytes,
         stock_high_bytes: rng.chance(200).then_some(high_bytes),
         background: profile == Profile::Background,
+        guard: profile == Profile::Guard,
         idle_lane_ms: rng.pick(&[None, Some(1), Some(100)]),
     }
 }
@@ -185,7 +188,7 @@ impl Generator {
             next_buffer: 0,
             streams: 0,
             live_max: rng.pick(&[4, 12, 40, 120]),
-            raw: profile == Profile::Raw,
+            raw: matches!(profile, Profile::Raw | Profile::Guard),
             rng,
         }
     }
@@ -343,7 +346,9 @@ mod tests {
 
     #[test]
     fn the_seed_is_the_script_and_the_script_is_its_text() {
-        for profile in [Profile::Plain, Profile::Faulty, Profile::Background, Profile::Raw] {
+        let profiles =
+            [Profile::Plain, Profile::Faulty, Profile::Background, Profile::Raw, Profile::Guard];
+        for profile in profiles {
             for seed in 0..50 {
                 let script = script(profile, seed);
                 assert_eq!(script, super::script(profile, seed));

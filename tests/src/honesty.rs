@@ -54,6 +54,7 @@ pub(crate) fn check_figures(facts: &OutOfMemory) -> Result<(), String> {
 /// # Errors
 /// In words, which of the two is wrong.
 pub(crate) fn check_largest(
+    setup: &Setup,
     lane: &Lane,
     request: &Request,
     facts: &OutOfMemory,
@@ -77,8 +78,8 @@ pub(crate) fn check_largest(
         return Err(format!("{largest} bytes would succeed, said {facts:?}; they do not: {error}"));
     }
     // The least of those above that is placed in the same way.
-    let small = is_small(request.bytes(), request.align_bytes());
-    let more = if small || request.align_bytes() > 512 {
+    let small = is_small(setup, request.bytes(), request.align_bytes());
+    let more = if small || setup.guard || request.align_bytes() > 512 {
         largest + 512
     } else {
         (largest + 512).max(SMALL_MAX_BYTES + 512)
@@ -111,7 +112,7 @@ pub(crate) fn check_shortage<'a>(
             continue;
         }
         let (mut at, mut end) = (entry.address, entry.address + entry.bytes);
-        if is_small(entry.bytes, entry.align) {
+        if is_small(setup, entry.bytes, entry.align) {
             // The whole slab is taken.
             at -= at % SLAB_BYTES;
             end = at + SLAB_BYTES;
@@ -128,7 +129,7 @@ pub(crate) fn check_shortage<'a>(
     let limit_bytes = limit_bytes - limit_bytes % granularity;
     let device_bytes = setup.device_bytes.saturating_sub(foreign_bytes);
     let room = limit_bytes.min(device_bytes).saturating_sub(pinned.values().sum());
-    let small = is_small(request.bytes(), request.align_bytes());
+    let small = is_small(setup, request.bytes(), request.align_bytes());
     let need = if small { SLAB_BYTES } else { request.bytes() };
     let need = need.next_multiple_of(granularity);
     if need <= room {
@@ -140,6 +141,6 @@ pub(crate) fn check_shortage<'a>(
     Ok(())
 }
 
-fn is_small(bytes: u64, align_bytes: u64) -> bool {
-    bytes <= SMALL_MAX_BYTES && align_bytes <= 512
+fn is_small(setup: &Setup, bytes: u64, align_bytes: u64) -> bool {
+    !setup.guard && bytes <= SMALL_MAX_BYTES && align_bytes <= 512
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use vmm_pool::{ChunkSize, Error, Placement, Pool};
+use vmm_pool::{ChunkSize, DebugMode, Error, Placement, Pool};
 use vmm_sys::DeviceId;
 
 use crate::machine::{Machine, MachineSpec};
@@ -38,6 +38,8 @@ pub struct Setup {
     pub background: bool,
     /// After which time of the run's own clock a lane is idle, in milliseconds; `None` is off.
     pub idle_lane_ms: Option<u64>,
+    /// Whether each block has mappings of its own and a gap behind it.
+    pub guard: bool,
 }
 
 /// The time of a run, in milliseconds: it passes when the script says so.
@@ -58,6 +60,7 @@ impl Default for Setup {
             stock_high_bytes: None,
             background: false,
             idle_lane_ms: None,
+            guard: false,
         }
     }
 }
@@ -88,6 +91,7 @@ impl Setup {
             .stock_marks(self.stock_low_bytes, self.stock_high_bytes.unwrap_or(u64::MAX))
             .background(self.background)
             .idle_lane_ms(self.idle_lane_ms)
+            .debug_mode(if self.guard { DebugMode::Guard } else { DebugMode::Off })
             .clock(move || Duration::from_millis(clock.load(Ordering::Relaxed)));
         for device in 0..self.devices {
             builder = builder.device(DeviceId(device));
@@ -120,7 +124,7 @@ impl fmt::Display for Setup {
         write!(
             f,
             "setup devices={} granularity={} device={} time={} chunk={} placement={placement} \
-             soft={} limit={} low={} high={} background={} idle={}",
+             soft={} limit={} low={} high={} background={} idle={} debug={}",
             self.devices,
             self.granularity_bytes,
             self.device_bytes,
@@ -132,6 +136,7 @@ impl fmt::Display for Setup {
             Or(self.stock_high_bytes, "none"),
             if self.background { "on" } else { "off" },
             Or(self.idle_lane_ms, "off"),
+            if self.guard { "guard" } else { "off" },
         )
     }
 }
@@ -186,6 +191,7 @@ impl FromStr for Setup {
                     setup.background = choice(name, word, &[("on", true), ("off", false)])?;
                 }
                 "idle" => setup.idle_lane_ms = optional(name, word, "off")?,
+                "debug" => setup.guard = choice(name, word, &[("guard", true), ("off", false)])?,
                 other => return Err(format!("setup: no such name: \"{other}\"")),
             }
         }
@@ -212,6 +218,7 @@ mod tests {
             stock_high_bytes: Some(9),
             background: true,
             idle_lane_ms: Some(250),
+            guard: true,
         };
         for setup in [Setup::default(), other] {
             assert_eq!(setup.to_string().parse(), Ok(setup));

@@ -9,7 +9,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use vmm_pool::{Buffer, ChunkSize, Lane, Placement, Pool, PoolBuilder, Request};
+use vmm_pool::{Buffer, ChunkSize, DebugMode, Lane, Placement, Pool, PoolBuilder, Request};
 use vmm_pool_tests::{DriverChoice, Machine, MachineSpec, any_driver};
 use vmm_sys::Access::ReadWrite;
 use vmm_sys::DeviceId;
@@ -236,6 +236,19 @@ fn elastic(table: &mut Table) {
     table.line("drop", |_| drop(buffer));
 }
 
+fn guard_mode(table: &mut Table) {
+    table.chapter("Guard mode: each block in mappings of its own");
+    let (_pool, lane) = table.lane(|builder| builder.debug_mode(DebugMode::Guard));
+    let buffer = table.line("first 1000 bytes", |_| alloc(&lane, 1000));
+    table.line("free", |_| drop(buffer));
+    let buffer = table.line("1000 bytes again", |_| alloc(&lane, 1000));
+    table.line("free", |_| drop(buffer));
+    let mut buffer = table.line("5 MiB", |_| alloc(&lane, 5 * MIB));
+    let other = table.stream();
+    buffer.record_stream(&other).unwrap();
+    table.line("free with one recorded stream", |_| drop(buffer));
+}
+
 fn table() -> String {
     let machine = Machine::simulated(MachineSpec::default());
     let mut table = Table { text: String::new(), machine };
@@ -247,6 +260,7 @@ fn table() -> String {
     shortage(&mut table);
     placements(&mut table);
     elastic(&mut table);
+    guard_mode(&mut table);
     table.text
 }
 

@@ -49,12 +49,15 @@ fn background_runs() {
 }
 
 /// The only test here that asks for plain addresses: the pool finds them in a table of the process,
-/// where the addresses of two simulated machines would meet.
+/// where the addresses of two simulated machines would meet. Half of the runs are in guard mode.
 #[test]
 fn raw_runs() {
-    let Some(Outcome { tally, .. }) = all("raw_runs", Profile::Raw, 1000, 20) else { return };
-    let seen = [tally.served, tally.short, tally.refused, tally.checked, tally.limbo];
-    assert!(seen.iter().all(|count| *count > 100), "hardly anything was tested: {tally:?}");
+    for (profile, on_sim) in [(Profile::Raw, 1000), (Profile::Guard, 700)] {
+        let outcome = all("raw_runs", profile, on_sim, 20);
+        let Some(Outcome { tally, .. }) = outcome else { continue };
+        let seen = [tally.served, tally.short, tally.refused, tally.checked, tally.limbo];
+        assert!(seen.iter().all(|count| *count > 100), "hardly anything was tested: {tally:?}");
+    }
 }
 
 #[test]

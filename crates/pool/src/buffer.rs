@@ -49,6 +49,13 @@ impl Buffer {
         Buffer { cell: Some(cell), address, offset, bytes, home, crossed: None }
     }
 
+    /// The same block without its first `bytes`, which nobody asked for.
+    pub(crate) fn skip(mut self, bytes: u64) -> Buffer {
+        self.address += bytes;
+        self.offset += bytes;
+        self
+    }
+
     /// The one answer to a request of zero bytes.
     pub(crate) fn empty(device: DeviceId) -> Buffer {
         let home = Home { device, special: false };

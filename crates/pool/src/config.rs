@@ -39,6 +39,18 @@ pub enum ChunkSize {
 
 pub use vmm_heap::Placement;
 
+/// What a pool does so that errors of its users show, at a price.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DebugMode {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Each block has mappings of its own, with unmapped addresses behind them, and is unmapped when
+    /// it is freed and its users are done: stray work faults instead of harming others' memory.
+    Guard,
+}
+
 /// The settings of a pool, as given. [`crate::PoolBuilder`] fills it.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -57,6 +69,7 @@ pub(crate) struct Settings {
     pub(crate) access: Vec<(DeviceId, DeviceId, Access)>,
     /// Host nodes that may give memory.
     pub(crate) hosts: Vec<HostSettings>,
+    pub(crate) debug_mode: DebugMode,
     /// Where to record what the pool is asked.
     pub(crate) trace: Option<PathBuf>,
     /// Settings that came out of the environment.
@@ -87,6 +100,7 @@ impl Default for Settings {
             exportable: false,
             access: Vec::new(),
             hosts: Vec::new(),
+            debug_mode: DebugMode::Off,
             trace: None,
             origins: Vec::new(),
         }
@@ -110,6 +124,7 @@ pub(crate) struct Plan {
     pub(crate) stock_high_bytes: u64,
     /// After which time without use a lane is emptied for others.
     pub(crate) idle_lane_ms: Option<u64>,
+    pub(crate) debug_mode: DebugMode,
     /// What a lane reserves first; it is extended by need.
     pub(crate) reserve_bytes: u64,
     /// Largest alignment a request may ask for: every range starts at a multiple of it.
@@ -150,13 +165,15 @@ impl Settings {
             ChunkSize::Fixed(bytes) => bytes.to_string(),
         };
         format!(
-            "chunk {chunk}, placement {}, soft limit {}, limit {}, stock {} to {}, idle lanes {}",
+            "chunk {chunk}, placement {}, soft limit {}, limit {}, stock {} to {}, idle lanes {}, \
+             debug mode {}",
             text::placement_name(self.placement),
             self.soft_limit.map_or("off".to_owned(), |fraction| fraction.to_string()),
             off(self.limit_bytes),
             self.stock_low_bytes,
             off(Some(self.stock_high_bytes).filter(|bytes| *bytes != u64::MAX)),
             self.idle_lane_ms.map_or("off".to_owned(), |ms| format!("{ms} ms")),
+            text::debug_mode_name(self.debug_mode),
         )
     }
 
@@ -246,6 +263,7 @@ impl Settings {
             stock_low_bytes: self.stock_low_bytes.min(limit_bytes),
             stock_high_bytes: self.stock_high_bytes,
             idle_lane_ms: self.idle_lane_ms,
+            debug_mode: self.debug_mode,
             // A quarter of the device, so that hundreds of lanes fit in the 128 TiB of addresses.
             reserve_bytes: (total_bytes / 4).next_power_of_two().max(align_max_bytes),
             align_max_bytes,

@@ -151,6 +151,11 @@ pub(crate) fn empty_idle(
         };
         if tick.is_some_and(|tick| trim_if_idle(lane, tick, turn)) {
             device.watch.emptied.fetch_add(1, Ordering::Relaxed);
+            tracing::debug!(
+                device = device.plan.device.0,
+                lane = lane.id,
+                "an idle lane was emptied"
+            );
         }
     }
 }

@@ -67,7 +67,7 @@ pub use access_matrix::{AccessMatrix, AccessPair};
 pub use budget::Budget;
 pub use buffer::Buffer;
 pub use capture::{CaptureScope, GraphMemory};
-pub use config::{ChunkSize, Placement, text};
+pub use config::{ChunkSize, DebugMode, Placement, text};
 pub use elastic::{
     AheadState, BackingChange, BackingHook, Cause, ElasticBuffer, ElasticBuilder, ElasticError,
     ElasticStats, GrowAhead, PeerFault, Phase, Piece, Use,

@@ -6,6 +6,7 @@ use std::fmt;
 
 use vmm_sys::{DeviceId, DriverError, MemInfo};
 
+use crate::config::DebugMode;
 use crate::device::Device;
 use crate::stats::DeviceStats;
 
@@ -18,7 +19,7 @@ pub struct OutOfMemory {
     pub device: DeviceId,
     /// What was asked for.
     pub asked_bytes: u64,
-    /// What that takes: rounded up to the granule, or to the granularity for stock.
+    /// What that takes: rounded up to the granule, or to the granularity for stock and in guard mode.
     pub rounded_bytes: u64,
     /// The statistics when it failed.
     pub stats: DeviceStats,
@@ -67,6 +68,11 @@ pub enum Hint {
         /// How much.
         limbo_bytes: u64,
     },
+    /// Guard mode is on: each block takes whole granules.
+    LeaveGuardMode {
+        /// What live buffers occupy beyond what was asked.
+        rounding_bytes: u64,
+    },
     /// Memory is kept for captured graphs.
     DropGraphs {
         /// How much.
@@ -99,6 +105,9 @@ impl fmt::Display for Hint {
                 f,
                 "end stream captures: {limbo_bytes} are held up by work that cannot be waited for"
             ),
+            Hint::LeaveGuardMode { rounding_bytes } => {
+                write!(f, "leave guard mode (VMM_POOL_DEBUG), which rounds by {rounding_bytes}")
+            }
             Hint::DropGraphs { private_bytes } => {
                 write!(f, "drop captured graphs: {private_bytes} are kept for them")
             }
@@ -184,7 +193,11 @@ impl OutOfMemory {
                 None => {}
             }
         }
-        if self.is_scattered() && plan.chunk_max_bytes > plan.granularity_bytes {
+        let is_guarded = plan.debug_mode == DebugMode::Guard;
+        if is_guarded {
+            hints.push(Hint::LeaveGuardMode { rounding_bytes: stats.rounding_bytes });
+        }
+        if self.is_scattered() && !is_guarded && plan.chunk_max_bytes > plan.granularity_bytes {
             hints.push(Hint::SmallerChunks { chunk_bytes: plan.chunk_max_bytes });
         }
         match stats.limbo_bytes {

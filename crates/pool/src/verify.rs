@@ -71,6 +71,9 @@ fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
 fn lane(state: &LaneState) -> Result<(), String> {
     state.heap.verify().map_err(|text| format!("I7: {text}"))?;
     state.region.verify().map_err(|text| format!("I4: {text}"))?;
+    if let Some(guards) = &state.guards {
+        guards.verify(&state.region).map_err(|text| format!("I31: {text}"))?;
+    }
     if state.busy > 0 {
         return Ok(());
     }

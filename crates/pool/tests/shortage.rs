@@ -79,8 +79,8 @@ fn every_figure_of_a_known_state_is_exact() {
     let text = facts.to_string();
     for part in [
         "asked 12582911 bytes (rounded 12582912)",
-        "held 25165824 = live 12582612 + rounding 300 + idle 8388608 + limbo 4194304 + private 0 + \
-         stock 0",
+        "held 25165824 = live 12582612 + rounding 300 + idle 8388608 + limbo 4194304 + private 0 + elastic 0 + \
+         anchor 0 + stock 0",
         "limit 25165824",
         "largest piece that would succeed 4194304",
         &format!("device free {} of {}", info.free_bytes, info.total_bytes),

@@ -79,6 +79,7 @@ fn main() -> ExitCode {
         ("model_plain", Profile::Plain),
         ("model_background", Profile::Background),
         ("model_raw", Profile::Raw),
+        ("model_guard", Profile::Guard),
     ] {
         if settings.wants(name) {
             model(&settings, &mut counts, name, profile);

@@ -43,6 +43,7 @@ impl Runner<'_> {
         let entry = Entry {
             bytes: request.bytes(),
             counted_bytes: match buffer {
+                Memory::Raw(_) if self.script.setup.guard => request.bytes(),
                 Memory::Buffer(_) => request.bytes(),
                 Memory::Raw(_) => request.bytes().next_multiple_of(512),
             },
@@ -86,7 +87,7 @@ impl Runner<'_> {
                 honesty::check_figures(facts)?;
                 // What an earlier pool still holds may come back with the next request.
                 if self.pools == 1 {
-                    honesty::check_largest(lane, request, facts)?;
+                    honesty::check_largest(&self.script.setup, lane, request, facts)?;
                 }
                 if request.may_wait() {
                     let entries = self.model.entries();

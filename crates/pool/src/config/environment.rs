@@ -23,7 +23,7 @@ struct Variable {
     read: Read,
 }
 
-const VARIABLES: [Variable; 9] = [
+const VARIABLES: [Variable; 10] = [
     Variable {
         name: "VMM_POOL_CHUNK",
         setting: "chunk",
@@ -67,6 +67,11 @@ const VARIABLES: [Variable; 9] = [
         name: "VMM_POOL_IDLE_LANE_MS",
         setting: "time of an idle lane",
         read: |into, value| text::ms_or_off(words(value)?).map(|it| into.idle_lane_ms = it),
+    },
+    Variable {
+        name: "VMM_POOL_DEBUG",
+        setting: "debug mode",
+        read: |into, value| text::debug_mode(words(value)?).map(|it| into.debug_mode = it),
     },
     Variable {
         name: "VMM_POOL_TRACE",
@@ -147,7 +152,7 @@ mod tests {
     use vmm_sys::{DeviceId, Driver};
 
     use super::*;
-    use crate::config::{ChunkSize, Placement};
+    use crate::config::{ChunkSize, DebugMode, Placement};
 
     fn merged(pairs: &[(&str, &str)]) -> Result<Settings, Error> {
         let mut settings = Settings { limit_bytes: Some(7 << 30), ..Settings::default() };
@@ -169,6 +174,7 @@ mod tests {
             ("VMM_POOL_STOCK_HIGH", "1G"),
             ("VMM_POOL_BACKGROUND", "0"),
             ("VMM_POOL_IDLE_LANE_MS", "250"),
+            ("VMM_POOL_DEBUG", "guard"),
             ("VMM_POOL_TRACE", "/tmp/a trace"),
         ])
         .unwrap();
@@ -179,6 +185,7 @@ mod tests {
         assert_eq!((settings.stock_low_bytes, settings.stock_high_bytes), (64 << 20, 1 << 30));
         assert!(!settings.background);
         assert_eq!(settings.idle_lane_ms, Some(250));
+        assert_eq!(settings.debug_mode, DebugMode::Guard);
         assert_eq!(settings.trace, Some("/tmp/a trace".into()));
     }
 
@@ -202,6 +209,7 @@ mod tests {
             ("VMM_POOL_STOCK_HIGH", "64MB", "KiB, MiB, GiB"),
             ("VMM_POOL_BACKGROUND", "true", "`1` or `0`"),
             ("VMM_POOL_IDLE_LANE_MS", "10s", "milliseconds, or `off`"),
+            ("VMM_POOL_DEBUG", "1", "`off` or `guard`"),
         ] {
             let error = merged(&[(name, value)]).unwrap_err();
             let text = error.to_string();

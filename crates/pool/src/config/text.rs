@@ -2,7 +2,7 @@
 //!
 //! Each function gives the value, or a text that says what would have been accepted.
 
-use super::{ChunkSize, Placement};
+use super::{ChunkSize, DebugMode, Placement};
 
 /// A growth chunk: `auto`, or a size as [`bytes`] takes it.
 ///
@@ -74,6 +74,25 @@ pub fn ms_or_off(text: &str) -> Result<Option<u64>, String> {
     parsed
         .map(Some)
         .ok_or_else(|| format!("expected a whole number of milliseconds, or `off`, found `{text}`"))
+}
+
+/// A debug mode: `off` or `guard`.
+///
+/// # Errors
+/// What would have been accepted.
+pub fn debug_mode(text: &str) -> Result<DebugMode, String> {
+    [DebugMode::Off, DebugMode::Guard]
+        .into_iter()
+        .find(|mode| debug_mode_name(*mode) == text)
+        .ok_or_else(|| format!("expected `off` or `guard`, found `{text}`"))
+}
+
+/// The name that [`debug_mode`] takes.
+pub fn debug_mode_name(mode: DebugMode) -> &'static str {
+    match mode {
+        DebugMode::Off => "off",
+        DebugMode::Guard => "guard",
+    }
 }
 
 /// A switch: `1` or `0`.
@@ -166,6 +185,10 @@ mod tests {
         for value in [Placement::FirstFit, Placement::Buddy] {
             assert_eq!(placement(placement_name(value)), Ok(value));
         }
+        for mode in [DebugMode::Off, DebugMode::Guard] {
+            assert_eq!(debug_mode(debug_mode_name(mode)), Ok(mode));
+        }
+        assert!(debug_mode("on").unwrap_err().contains("`off` or `guard`"));
         assert!(placement("best-fit").unwrap_err().contains("`first-fit` or `buddy`"));
     }
 }

@@ -82,6 +82,9 @@ pub(super) fn claim(
         debug_assert!(false, "the window is free now: {error:?}");
     }
     state.marks.withhold(start);
+    if let Some(guards) = &mut state.guards {
+        guards.claim(window.end_slot);
+    }
     state.busy += 1;
     Claim { window_offset: start, window_bytes: miss.bytes, parts, policy: 0 }
 }
@@ -174,6 +177,9 @@ pub(super) fn hand_back(lane: &Lane, claim: Claim) {
         debug_assert!(false, "the window is a block: {error:?}");
     }
     let (start, stop) = (claim.window_offset, claim.window_offset + claim.window_bytes);
+    if let Some(guards) = &mut state.guards {
+        guards.give_up((start / slot_bytes) as u32, (stop / slot_bytes) as u32);
+    }
     for (first_slot, slots) in places {
         let first = u64::from(first_slot) * slot_bytes;
         let end = first + u64::from(slots) * slot_bytes;

@@ -18,6 +18,8 @@ impl Lane {
         let lane = LaneCell::open(device.clone(), stream.clone(), self.pool.recorder());
         if let Some(mut state) = lane.lock() {
             state.is_private = true;
+            // What is freed during a capture is baked into the graph: it must stay mapped.
+            state.leave_guard_mode();
         }
         device.lanes.lock().add_private(lane);
         Lane::new(lane, device, stream, self.pool.clone())

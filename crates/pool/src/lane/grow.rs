@@ -5,11 +5,12 @@
 //! All or nothing: a failure at any step leaves the lane as before.
 
 use parking_lot::MutexGuard;
-use vmm_heap::Miss;
+use vmm_heap::{Block, Miss};
 use vmm_sys::DriverError;
 
 use super::claim::{Claim, act, claim, grant_again, hand_back, split};
 use super::gate::is_captured;
+use super::guard::Guards;
 use super::report::out_of_memory;
 use super::window::{Window, choose_window, runs};
 use super::{Lane, LaneState, Wait, sweep};
@@ -151,7 +152,10 @@ fn attempt(lane: &Lane, request: &Request, rung: Rung, moves: Moves) -> Result<O
 /// With the soft limit off the magazines stay as they are until memory is short: then the layout
 /// does not depend on when memory was missing, and work that repeats finds every block where it
 /// found it before. With the limit on, they are emptied before anything grows.
-fn find(state: &mut LaneState, request: &Request, rung: Rung) -> Result<vmm_heap::Block, Miss> {
+fn find(state: &mut LaneState, request: &Request, rung: Rung) -> Result<Block, Miss> {
+    if state.guards.is_some() {
+        return Err(Guards::miss(&state.region, request));
+    }
     let (bytes, align) = (request.bytes(), request.align_bytes());
     let drains = state.device.plan.soft_limit.is_some() || rung != Rung::Create;
     match state.heap.alloc(bytes, align) {
@@ -234,17 +238,25 @@ pub(super) fn survey<'a>(
 ) -> Surveyed<'a> {
     let region = &state.region;
     let slot_bytes = region.slot_bytes();
-    let Some(window) = choose_window(region, &state.heap, miss) else {
-        return Surveyed::NoAddresses;
+    let window = match &state.guards {
+        None => choose_window(region, &state.heap, miss),
+        Some(guards) => guards.choose_window(region, miss),
     };
-    let runs = runs(region, &window);
+    let Some(window) = window else { return Surveyed::NoAddresses };
+    let mut runs = runs(region, &window);
     let live = &state.live;
     let peak_live = live.peak_asked_bytes.max(live.asked_bytes + request.bytes());
     let soft_limit = device.plan.soft_limit;
     let soft =
         growth::soft_allowance_bytes(soft_limit, peak_live, region.mapped_bytes()) / slot_bytes;
     let needed = u64::from(window.missing_slots);
-    let chunk_slots = (growth::chunk_bytes(&device.plan, peak_live) / slot_bytes) as u32;
+    let mut chunk_bytes = growth::chunk_bytes(&device.plan, peak_live);
+    if state.guards.is_some() {
+        // As few mappings as can be, and none that reaches into the gap.
+        chunk_bytes = device.plan.chunk_max_bytes;
+        runs.iter_mut().for_each(|run| run.spare_slots = 0);
+    }
+    let chunk_slots = (chunk_bytes / slot_bytes) as u32;
     // Looked for only where they may be needed: it walks the whole heap.
     let is_short = soft < needed + u64::from(chunk_slots) || terms.create_slots < needed;
     let keys = if is_short && terms.may_move && state.may_move() {
@@ -262,7 +274,7 @@ pub(super) fn survey<'a>(
         create_slots: terms.create_slots,
         soft_slots: soft,
         chunk_slots,
-        exact: terms.exact,
+        exact: terms.exact || state.guards.is_some(),
     };
     match growth::cover(&runs, supply) {
         Some(pieces) => Surveyed::Found(Found { window, pieces, keys }, stock),
@@ -293,6 +305,10 @@ fn publish(lane: &Lane, claim: Claim, request: &Request) -> Result<Outcome, Clai
         }
     }
     state.marks.clear(start);
+    if state.guards.is_some() {
+        let block = Block { offset: start, bytes: claim.window_bytes };
+        return Ok(Outcome::Done(state.hand_out_guarded(lane.cell, block, request)));
+    }
     if let Err(error) = state.heap.free(start) {
         debug_assert!(false, "the window is a block: {error:?}");
     }
@@ -307,26 +323,30 @@ fn publish(lane: &Lane, claim: Claim, request: &Request) -> Result<Outcome, Clai
 /// Reserves more addresses: twice what the lane has, down to what the missing block needs.
 fn reserve(lane: &Lane, miss: &Miss) -> Result<(), Error> {
     let plan = &lane.device.plan;
-    let (hint, reserved, first) = {
+    let (hint, reserved, first, need_bytes) = {
         let mut guard = lane.cell.lock();
         let state = lane.state(&mut guard)?;
         // There may be many graphs, and each holds little.
         let first = if state.is_private { plan.align_max_bytes * 32 } else { plan.reserve_bytes };
-        (state.region.next_address(), state.region.reserved_bytes(), first)
+        let region = &state.region;
+        let gaps_bytes = if state.guards.is_some() { 2 * region.slot_bytes() } else { 0 };
+        (region.next_address(), region.reserved_bytes(), first, miss.bytes + gaps_bytes)
     };
-    let min_bytes = miss.bytes.next_multiple_of(plan.granularity_bytes);
+    let min_bytes = need_bytes.next_multiple_of(plan.granularity_bytes);
     let wish = reserved.max(first);
     let align_bytes = plan.align_max_bytes;
-    let range = Region::reserve(&lane.device.driver, min_bytes, wish, align_bytes, hint).map_err(
-        |cause| match cause.is_out_of_addresses() {
-            true => Error::OutOfAddresses { bytes: min_bytes, cause },
-            false => Error::Driver(cause),
-        },
-    )?;
+    let range = Region::reserve(&lane.device.driver, min_bytes, wish, align_bytes, hint);
     let mut guard = lane.cell.lock();
     let state = lane.state(&mut guard)?;
+    let range = match range {
+        Ok(range) => range,
+        Err(cause) if !cause.is_out_of_addresses() => return Err(Error::Driver(cause)),
+        // Those that there are come round sooner.
+        Err(_) if state.guards.as_mut().is_some_and(|guards| guards.pack()) => return Ok(()),
+        Err(cause) => return Err(Error::OutOfAddresses { bytes: min_bytes, cause }),
+    };
     state.list_range(lane.cell, range.address(), range.bytes())?;
     // Real addresses are aligned to `align_bytes`; a placement may want more of logical ones.
-    state.region.add_segment(range, miss.bytes, miss.align.max(align_bytes));
+    state.region.add_segment(range, need_bytes, miss.align.max(align_bytes));
     Ok(())
 }

@@ -81,22 +81,29 @@ impl Parked {
 #[cold]
 pub(crate) fn free_special(
     cell: &'static LaneCell,
-    offset: u64,
-    bytes: u64,
+    mut offset: u64,
+    mut bytes: u64,
     mut streams: Vec<Stream>,
 ) {
-    let (device, retire_now) = {
+    let (device, retire_now, is_guarded) = {
         let mut guard = cell.lock();
         // The lane cannot retire while the buffer that is being freed counts as live.
         let Some(state) = guard.as_mut() else { return };
         if state.stream.is_elsewhere() {
             streams.push(state.stream.clone());
         }
+        let is_guarded = state.guards.is_some();
+        (offset, bytes) = state.unguard(offset, bytes);
         if streams.is_empty() {
-            (None, state.take_back(offset, bytes))
+            let block_bytes = state.heap.block_bytes(offset).unwrap_or(0);
+            let retire_now = state.take_back(offset, bytes);
+            if is_guarded {
+                state.retire_block(offset, block_bytes, &state.own_gates());
+            }
+            (None, retire_now, is_guarded)
         } else {
             state.busy += 1;
-            (Some(state.device.clone()), false)
+            (Some(state.device.clone()), false, is_guarded)
         }
     };
     match device {
@@ -104,15 +111,23 @@ pub(crate) fn free_special(
         None if retire_now => retire(cell),
         None => {}
     }
+    if is_guarded {
+        // Unmapped at once, if its users are done.
+        sweep(cell, Wait::No, Turn::Requester);
+    }
 }
 
 /// Records gates on the streams and parks the block behind them.
 fn park(cell: &'static LaneCell, device: &Device, offset: u64, bytes: u64, streams: Vec<Stream>) {
-    let gates = streams.into_iter().map(|stream| record(device, stream)).collect();
+    let mut gates: Vec<Gate> = streams.into_iter().map(|stream| record(device, stream)).collect();
     let should_retire = {
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return };
         state.busy -= 1;
+        if state.guards.is_some() {
+            // It is unmapped when they have passed, not handed out again in the lane's own order.
+            gates.extend(state.own_gates());
+        }
         state.uncount(offset, bytes);
         let block_bytes = state.heap.block_bytes(offset).unwrap_or(0);
         state.live.block_bytes -= block_bytes;
@@ -154,12 +169,31 @@ fn wait_for_pending(cell: &'static LaneCell) -> bool {
 }
 
 fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {
+    let mut came_back = false;
+    loop {
+        let pass = sweep_pass(cell, turn);
+        came_back |= pass.came_back;
+        if !pass.has_more {
+            return came_back;
+        }
+    }
+}
+
+/// What one pass of a sweep came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pass {
+    came_back: bool,
+    /// Guarded blocks have passed their gates, and can be unmapped by a further pass.
+    has_more: bool,
+}
+
+fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
     let (device, mut parked, retired) = {
         let mut guard = cell.lock();
-        let Some(state) = guard.as_mut() else { return false };
+        let Some(state) = guard.as_mut() else { return Pass::default() };
         let limbo = &mut state.limbo;
         if limbo.parked.is_empty() && limbo.retired.is_empty() {
-            return false;
+            return Pass::default();
         }
         let (parked, retired) =
             (std::mem::take(&mut limbo.parked), std::mem::take(&mut limbo.retired));
@@ -197,8 +231,8 @@ fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {
         Err(_) => kept = retired,
     }
     let came_back = !free.is_empty() || !vacant.is_empty();
-    publish(cell, in_hand, parked, kept, &free, &vacant);
-    came_back
+    let has_more = publish(cell, in_hand, parked, kept, &free, &vacant);
+    Pass { came_back, has_more }
 }
 
 fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Retired> {
@@ -215,6 +249,8 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
     }
 }
 
+/// Puts back what is pending, and gives the lane what has passed. Returns whether guarded blocks are
+/// among that, which are to be unmapped.
 fn publish(
     cell: &'static LaneCell,
     in_hand: (usize, usize),
@@ -222,11 +258,12 @@ fn publish(
     retired: Vec<Retired>,
     free: &[(u64, u64)],
     vacant: &[(u32, u32)],
-) {
-    let should_retire = {
+) -> bool {
+    let (should_retire, has_more) = {
         let mut guard = cell.lock();
         // A busy lane does not retire.
-        let Some(state) = guard.as_mut() else { return };
+        let Some(state) = guard.as_mut() else { return false };
+        let is_guarded = state.guards.is_some();
         state.busy -= 1;
         state.limbo.parked_in_hand -= in_hand.0;
         state.limbo.retired_in_hand -= in_hand.1;
@@ -241,14 +278,18 @@ fn publish(
             if let Err(error) = state.heap.free(offset) {
                 debug_assert!(false, "a parked block is a block of the heap: {error:?}");
             }
+            if is_guarded {
+                state.retire_block(offset, block_bytes, &[]);
+            }
         }
         for &(first_slot, slots) in vacant {
             state.region.vacate(first_slot, slots);
         }
         state.device.limbo_shrank(free.len() + vacant.len());
-        state.should_retire()
+        (state.should_retire(), is_guarded && !free.is_empty())
     };
     if should_retire {
         retire(cell);
     }
+    has_more && !should_retire
 }

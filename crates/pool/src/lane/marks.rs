@@ -36,6 +36,11 @@ impl Marks {
         self.0.get(&offset)
     }
 
+    /// A free of the block shall take the long way, though nothing uses it but its lane's stream.
+    pub(super) fn watch(&mut self, offset: u64) {
+        self.0.insert(offset, Mark::Crossed(Vec::new()));
+    }
+
     /// Withholds a block. Returns the streams that used it.
     pub(super) fn withhold(&mut self, offset: u64) -> Vec<Stream> {
         match self.0.insert(offset, Mark::Withheld) {

@@ -12,6 +12,7 @@ mod close;
 mod divert;
 mod gate;
 mod grow;
+mod guard;
 mod limbo;
 mod marks;
 pub(crate) mod raw;
@@ -35,7 +36,7 @@ pub(crate) use gate::{Asker, Gate, Pending, is_captured, record};
 pub(crate) use limbo::{Wait, free_special, sweep};
 
 use crate::buffer::{Buffer, Home};
-use crate::config::Plan;
+use crate::config::{DebugMode, Plan};
 use crate::device::Device;
 use crate::directory;
 use crate::error::Error;
@@ -45,6 +46,7 @@ use crate::pool::PoolInner;
 use crate::region::Region;
 use crate::request::Request;
 use crate::trace::{LaneTrace, Recorder};
+use guard::Guards;
 use limbo::Limbo;
 use marks::Marks;
 
@@ -105,6 +107,8 @@ pub(crate) struct LaneState {
     pub(crate) busy: u32,
     /// Blocks that a free by address must not take as they are.
     marks: Marks,
+    /// Of a lane in guard mode. Its frees are special.
+    pub(crate) guards: Option<Box<Guards>>,
     /// Whether the directory has the lane: since its first raw allocation.
     is_listed: bool,
 }
@@ -152,7 +156,9 @@ impl LaneCell {
         recorder: Option<&Arc<Recorder>>,
     ) -> LaneRef {
         let id = NEXT_LANE.fetch_add(1, Ordering::Relaxed);
-        let home = Home { device: device.plan.device, special: stream.is_per_thread() };
+        let guards = (device.plan.debug_mode == DebugMode::Guard).then(Box::default);
+        let special = guards.is_some() || stream.is_per_thread();
+        let home = Home { device: device.plan.device, special };
         let state = LaneState {
             id,
             heap: Heap::new(HeapConfig { placement: device.plan.placement, ..Default::default() }),
@@ -161,7 +167,6 @@ impl LaneCell {
             trace: recorder.map(|recorder| LaneTrace::new(recorder, id, home.device, stream.id())),
             limbo: Limbo::default(),
             device,
-            stream,
             home,
             last: None,
             drained_tick: 0,
@@ -172,7 +177,9 @@ impl LaneCell {
             is_private: false,
             launches: Vec::new(),
             busy: 0,
-            marks: if home.special { Marks::of_one_thread() } else { Marks::default() },
+            marks: if stream.is_per_thread() { Marks::of_one_thread() } else { Marks::default() },
+            guards,
+            stream,
             is_listed: false,
         };
         let vacant = VACANT.lock().pop();

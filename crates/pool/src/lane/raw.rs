@@ -92,7 +92,6 @@ impl Lane {
     #[inline(never)]
     fn alloc_raw_cold(&self, request: &Request) -> Result<u64, Error> {
         request.check(&self.device.plan)?;
-        let request = request.in_granules();
         if request.bytes() == 0 {
             return Ok(0);
         }
@@ -101,12 +100,15 @@ impl Lane {
             return Err(Error::DriverGone);
         }
         if let Some(private) = capture::diversion(self)? {
-            return private.alloc_raw_with(&request);
+            return private.alloc_raw_with(request);
         }
-        {
+        let request = {
             let mut guard = self.cell.lock();
-            self.state(&mut guard)?.list(self.cell)?;
-        }
+            let state = self.state(&mut guard)?;
+            state.list(self.cell)?;
+            // The end of a guarded block is where it was asked for.
+            if state.guards.is_some() { *request } else { request.in_granules() }
+        };
         grow::alloc_cold(self, &request).map(Buffer::into_address)
     }
 }
@@ -170,7 +172,7 @@ impl LaneState {
     /// Offset and length of the block that somebody holds at exactly `address`.
     fn held_block_at(&self, address: u64) -> Result<(u64, u64), Error> {
         let offset = self.listed_offset(address).ok_or(Error::UnknownAddress { address })?;
-        let bytes = self.heap.block_bytes(offset).ok_or(Error::NotAllocated { address })?;
+        let bytes = self.held_block_bytes(offset).ok_or(Error::NotAllocated { address })?;
         match self.marks.at(offset) {
             Some(Mark::Withheld) => Err(Error::NotAllocated { address }),
             Some(Mark::Crossed(_)) | None => Ok((offset, bytes)),

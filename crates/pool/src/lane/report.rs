@@ -4,6 +4,7 @@ use vmm_heap::GRANULE_BYTES;
 use vmm_sys::DriverError;
 
 use super::grow::{Surveyed, Terms, survey};
+use super::guard::Guards;
 use super::{Lane, LaneState};
 use crate::device::Device;
 use crate::error::Error;
@@ -15,9 +16,11 @@ pub(super) fn out_of_memory(lane: &Lane, request: &Request, cause: Option<Driver
     let device = &*lane.device;
     let info = device_memory(device);
     let room_bytes = room_bytes(device, info, cause.as_ref());
+    let is_guarded = lane.reference().lock().is_some_and(|state| state.guards.is_some());
+    let unit_bytes = if is_guarded { device.plan.granularity_bytes } else { GRANULE_BYTES };
     let asked = Asked {
         bytes: request.bytes(),
-        rounded_bytes: request.bytes().next_multiple_of(GRANULE_BYTES),
+        rounded_bytes: request.bytes().next_multiple_of(unit_bytes),
         may_wait: request.may_wait(),
     };
     let largest_bytes = largest_bytes(lane, request, room_bytes);
@@ -64,7 +67,11 @@ fn largest_bytes(lane: &Lane, request: &Request, room_bytes: u64) -> Option<u64>
 
 /// Whether some rung of the ladder would serve a request, were it made now.
 fn would_serve(state: &mut LaneState, device: &Device, request: &Request, room_bytes: u64) -> bool {
-    let miss = match state.heap.alloc(request.bytes(), request.align_bytes()) {
+    let found = match &state.guards {
+        None => state.heap.alloc(request.bytes(), request.align_bytes()),
+        Some(_) => Err(Guards::miss(&state.region, request)),
+    };
+    let miss = match found {
         Ok(block) => {
             if let Err(error) = state.heap.free(block.offset) {
                 debug_assert!(false, "it was allocated just now: {error:?}");

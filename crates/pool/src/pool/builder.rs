@@ -8,7 +8,7 @@ use vmm_sys::{Access, DeviceId, Driver};
 use super::{Pool, PoolInner, fill};
 use crate::background::Background;
 use crate::budget::Budget;
-use crate::config::{ChunkSize, Placement, Settings};
+use crate::config::{ChunkSize, DebugMode, Placement, Settings};
 use crate::device::Device;
 use crate::error::Error;
 use crate::host::{Host, HostSettings};
@@ -95,6 +95,12 @@ impl PoolBuilder {
     /// leave a lane only when memory is short, or by [`Pool::trim`]. Default: 10,000.
     pub fn idle_lane_ms(mut self, ms: Option<u64>) -> Self {
         self.settings.idle_lane_ms = ms;
+        self
+    }
+
+    /// What the pool does so that errors of its users show. Default: [`DebugMode::Off`].
+    pub fn debug_mode(mut self, mode: DebugMode) -> Self {
+        self.settings.debug_mode = mode;
         self
     }
 
