@@ -66,8 +66,8 @@ pub(crate) fn check_largest(
         // What is pending may be done by the next request.
         return Ok(());
     }
-    if facts.device_free_bytes.is_none_or(|free| free < facts.room_bytes) {
-        // The limit leaves more than there is: only a try can tell how much more.
+    if facts.device_free_bytes.is_none() {
+        // Only a try can tell how much there is.
         return Ok(());
     }
     let like = |bytes| {

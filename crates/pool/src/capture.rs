@@ -41,8 +41,8 @@ struct Graph {
 }
 
 impl GraphMemory {
-    /// Says that graphs with this memory are launched on `stream`. Streams that were captured in
-    /// its scopes are known already.
+    /// Says that graphs with this memory are launched on `stream`, which must live as long as this
+    /// memory. Streams that were captured in its scopes are known already.
     ///
     /// # Errors
     /// [`Error::UnknownDevice`] if the stream belongs to another driver.
@@ -244,8 +244,11 @@ impl Scope {
             undivert(lane);
         }
         let mut open = OPEN.write();
-        open.streams.retain(|(number, _)| *number != self.number);
+        let mine = |(number, _): &mut (u64, Stream)| *number == self.number;
+        let streams: Vec<_> = open.streams.extract_if(.., mine).collect();
         open.scopes.retain(|scope| !std::ptr::eq(scope.as_ptr(), self));
+        drop(open);
+        drop(streams); // may destroy one: not under the lock
     }
 
     /// Whether the capture has spread to `stream`, whose capture has this id.

@@ -10,10 +10,11 @@ use parking_lot::Mutex;
 use vmm_sys::object::{Chunk, Mapping, Range};
 use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver, DriverError};
 
+use crate::account::Account;
 use crate::budget::Budget;
 use crate::idle::Clock;
 use crate::leaving::Leaving;
-use crate::stock::Stock;
+use crate::stock::{Stock, Taken};
 use crate::turn::Turn;
 
 /// What is fixed about a place when the pool is built.
@@ -40,13 +41,10 @@ pub(crate) struct Depot {
     /// Mappings of chunks of this place that belong to nobody any more.
     pub(crate) leaving: Leaving,
     /// Physical bytes owned, booked before they are made.
-    booked_bytes: AtomicU64,
+    pub(crate) account: Arc<Account>,
     /// Of these, at the addresses of elastic buffers, and behind peer anchors.
     elastic_bytes: AtomicU64,
     anchor_bytes: AtomicU64,
-    peak_booked_bytes: AtomicU64,
-    /// A limit shared with other pools.
-    budget: Option<Budget>,
     /// Carries of [`Carrying`]: begun, and ended.
     carries_begun: AtomicU64,
     carries_ended: AtomicU64,
@@ -80,15 +78,13 @@ impl Depot {
         clock: Clock,
     ) -> Depot {
         Depot {
+            account: Account::new(terms.limit_bytes, budget),
             driver,
             terms,
             stock: Mutex::new(Stock::new(clock)),
             leaving: Leaving::default(),
-            booked_bytes: AtomicU64::new(0),
             elastic_bytes: AtomicU64::new(0),
             anchor_bytes: AtomicU64::new(0),
-            peak_booked_bytes: AtomicU64::new(0),
-            budget,
             carries_begun: AtomicU64::new(0),
             carries_ended: AtomicU64::new(0),
         }
@@ -108,7 +104,7 @@ impl Depot {
     }
 
     pub(crate) fn held_bytes(&self) -> u64 {
-        self.booked_bytes.load(Ordering::Relaxed)
+        self.account.held_bytes()
     }
 
     /// Bytes at the addresses of elastic buffers.
@@ -138,75 +134,44 @@ impl Depot {
     }
 
     pub(crate) fn peak_held_bytes(&self) -> u64 {
-        self.peak_booked_bytes.load(Ordering::Relaxed)
+        self.account.peak_held_bytes()
     }
 
     /// Starts a new peak from the present figure.
     pub(crate) fn reset_peak(&self) {
-        self.peak_booked_bytes.store(self.held_bytes(), Ordering::Relaxed);
+        self.account.reset_peak();
     }
 
     /// Bytes that may still be made under the hard limit and the shared budget.
     pub(crate) fn room_bytes(&self) -> u64 {
-        let own = self.terms.limit_bytes.saturating_sub(self.held_bytes());
-        self.budget.as_ref().map_or(own, |budget| own.min(budget.room_bytes()))
+        self.account.room_bytes()
     }
 
     /// The shared budget's limit, if it leaves less than the pool's own.
     pub(crate) fn binding_budget_bytes(&self) -> Option<u64> {
-        let own = self.terms.limit_bytes.saturating_sub(self.held_bytes());
-        self.budget.as_ref().filter(|shared| shared.room_bytes() < own).map(Budget::limit_bytes)
+        self.account.binding_budget_bytes()
     }
 
-    /// Books memory before it is made, so that no two threads can overrun a limit together.
-    fn book(&self, bytes: u64) -> bool {
-        let limit = self.terms.limit_bytes;
-        let sum = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
-        let relaxed = Ordering::Relaxed;
-        if self.booked_bytes.fetch_update(relaxed, relaxed, sum).is_err() {
-            return false;
-        }
-        let shared = self.budget.as_ref().is_none_or(|budget| budget.book(bytes));
-        if !shared {
-            self.booked_bytes.fetch_sub(bytes, relaxed);
-        }
-        shared
-    }
-
-    fn unbook(&self, bytes: u64) {
-        self.booked_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        if let Some(budget) = &self.budget {
-            budget.unbook(bytes);
-        }
-    }
-
-    /// Creates a chunk; the booking is undone if the driver refuses.
+    /// Creates a chunk. Its booking ends when the driver has taken it back.
     pub(crate) fn create(
         &self,
         bytes: u64,
         props: &ChunkProps,
         turn: Turn,
     ) -> Result<Chunk, Shortage> {
-        if !self.book(bytes) {
-            return Err(Shortage::Limit);
-        }
-        match turn.with(|| Chunk::create(&self.driver, bytes, props)) {
-            Ok(chunk) => {
-                self.peak_booked_bytes.fetch_max(self.held_bytes(), Ordering::Relaxed);
-                Ok(chunk)
-            }
-            Err(error) => {
-                self.unbook(bytes);
-                Err(Shortage::Driver(error))
-            }
-        }
+        let booking = self.account.book(bytes).ok_or(Shortage::Limit)?;
+        let made = turn.with(|| Chunk::create(&self.driver, bytes, props));
+        let chunk = made.map_err(Shortage::Driver)?;
+        self.account.note_peak();
+        Ok(chunk.with_receipt(booking))
     }
 
-    /// Gives a chunk's memory back to the driver.
+    /// Gives a chunk's memory back to the driver. If the driver refuses, it takes memory as before
+    /// and goes to the shelf, whatever that may hold.
     pub(crate) fn release(&self, chunk: Chunk, turn: Turn) {
-        let bytes = chunk.bytes();
-        turn.with(|| drop(chunk));
-        self.unbook(bytes);
+        if let Err(chunk) = try_release(chunk, turn) {
+            self.stock.lock().put(chunk, true);
+        }
     }
 
     /// Settles a chunk that one of its mappings gave back: while another mapping holds it,
@@ -228,8 +193,8 @@ impl Depot {
         }
     }
 
-    /// Releases chunks of the shelf until it holds at most `keep_bytes`. Returns the bytes given
-    /// back.
+    /// Releases chunks of the shelf until it holds at most `keep_bytes`, as far as the driver takes
+    /// them back. Returns the bytes given back.
     pub(crate) fn release_stock(&self, keep_bytes: u64, turn: Turn) -> u64 {
         self.release_old_stock(u64::MAX, keep_bytes, turn)
     }
@@ -238,12 +203,19 @@ impl Depot {
     pub(crate) fn release_old_stock(&self, since_ms: u64, keep_bytes: u64, turn: Turn) -> u64 {
         let _carrying = self.carry();
         let mut given = 0;
+        let mut refused = Vec::new();
         loop {
-            let chunk = self.stock.lock().take_old(since_ms, keep_bytes);
-            let Some(chunk) = chunk else { return given };
-            given += chunk.bytes();
-            self.release(chunk, turn);
+            let taken = self.stock.lock().take_old(since_ms, keep_bytes);
+            let Some(Taken { chunk, warm, came_ms }) = taken else { break };
+            let bytes = chunk.bytes();
+            match try_release(chunk, turn) {
+                Ok(()) => given += bytes,
+                Err(chunk) => refused.push(Taken { chunk, warm, came_ms }),
+            }
         }
+        let mut stock = self.stock.lock();
+        refused.into_iter().for_each(|taken| stock.put_back(taken));
+        given
     }
 
     /// Makes chunks for the shelf until it holds `bytes`, long ones first: near `most_bytes` and
@@ -279,11 +251,19 @@ impl Depot {
     fn stock_one(&self, bytes: u64, turn: Turn) -> Result<(), Shortage> {
         let _carrying = self.carry();
         let chunk = Arc::new(self.create(bytes, &self.terms.plain, turn)?);
-        let warm = self.warm(&chunk, turn).map_err(Shortage::Driver)?;
-        if let Some(chunk) = Arc::into_inner(chunk) {
-            self.stock.lock().put(chunk, warm);
+        match self.warm(&chunk, turn) {
+            Ok(warm) => {
+                if let Some(chunk) = Arc::into_inner(chunk) {
+                    self.stock.lock().put(chunk, warm);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                // Another thread may have unmapped it by now, and then nobody else has it.
+                self.settle(chunk, turn);
+                Err(Shortage::Driver(error))
+            }
         }
-        Ok(())
     }
 
     fn warm(&self, chunk: &Arc<Chunk>, turn: Turn) -> Result<bool, DriverError> {
@@ -302,4 +282,12 @@ impl Depot {
             }
         }
     }
+}
+
+/// Gives a chunk back to the driver, or to the caller if the driver refuses.
+fn try_release(chunk: Chunk, turn: Turn) -> Result<(), Chunk> {
+    turn.with(|| chunk.release()).map_err(|(chunk, error)| {
+        tracing::warn!(%error, "the driver refused to take a chunk back; it stays in stock");
+        chunk
+    })
 }

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use vmm_sys::object::{Chunk, Event, RelaxedCapture, Stream};
-use vmm_sys::{Access, DeviceId, Driver};
+use vmm_sys::object::Chunk;
+use vmm_sys::{Access, DeviceId, Driver, StreamId};
 
 use crate::budget::Budget;
-use crate::capture;
 use crate::config::Plan;
 use crate::depot::{Depot, Shortage};
-use crate::error::Error;
+use crate::events::Events;
 use crate::idle::{Clock, Watch};
 use crate::ladder::{Callback, LadderCounts, Reliefs};
 use crate::lane::{LaneState, Wait};
@@ -19,9 +18,6 @@ use crate::lanes::{LaneRef, Lanes};
 use crate::policy::Policy;
 use crate::stats::DeviceStats;
 use crate::turn::Turn;
-
-/// Events kept for reuse: making one costs more than recording it.
-const SPARE_EVENTS_MAX: usize = 64;
 
 /// One device's side of a pool.
 #[derive(Debug)]
@@ -35,9 +31,9 @@ pub(crate) struct Device {
     pub(crate) elastic: ElasticCounts,
     /// Which other devices may use its memory, in mappings to come.
     pub(crate) policy: Policy,
+    pub(crate) events: Arc<Events>,
     /// Entries in limbo over all lanes: tells the background thread whether to look at lanes.
     limbo_entries: AtomicU64,
-    spare_events: Mutex<Vec<Event>>,
     pub(crate) callbacks: Vec<Callback>,
     pub(crate) reliefs: Reliefs,
     pub(crate) ladder: LadderCounts,
@@ -77,6 +73,7 @@ impl Device {
         let device = plan.device;
         Device {
             depot: Depot::new(driver.clone(), plan.terms(), budget, clock.clone()),
+            events: Events::new(driver.clone(), device),
             callbacks,
             reliefs,
             ladder: LadderCounts::default(),
@@ -87,7 +84,6 @@ impl Device {
             elastic: ElasticCounts::default(),
             policy: Policy::new(device, policy),
             limbo_entries: AtomicU64::new(0),
-            spare_events: Mutex::new(Vec::new()),
         }
     }
 
@@ -161,6 +157,13 @@ impl Device {
         self.depot.create(bytes, &self.plan.props, turn)
     }
 
+    /// Records what is still to be recorded on a stream: see [`Leaving::is_done_with`].
+    ///
+    /// [`Leaving::is_done_with`]: crate::leaving::Leaving::is_done_with
+    pub(crate) fn is_done_with(&self, stream: StreamId) -> bool {
+        self.depot.leaving.is_done_with(self, &self.depot, stream)
+    }
+
     /// Unmaps what belongs to nobody any more and has passed its gates: see [`Leaving::sweep`].
     ///
     /// [`Leaving::sweep`]: crate::leaving::Leaving::sweep
@@ -194,41 +197,6 @@ impl Device {
     /// Whether anything is in limbo: in a lane, or on its way to the shelf.
     pub(crate) fn has_limbo(&self) -> bool {
         self.limbo_entries.load(Ordering::Relaxed) != 0 || !self.depot.leaving.is_empty()
-    }
-
-    /// An event recorded on `stream` now, or `None` while the stream is being captured: an event
-    /// recorded there would become part of the graph and die with it. For the default stream of
-    /// another thread it is recorded on the legacy stream, which stands for it (row D-S2).
-    pub(crate) fn gate(&self, stream: &Stream) -> Result<Option<Event>, Error> {
-        // Held until the record is made: no capture scope opens on the stream meanwhile.
-        let captures = capture::open();
-        if captures.include(stream) {
-            return Ok(None);
-        }
-        let _relaxed = RelaxedCapture::enter(&self.driver)?;
-        if stream.capture_info()?.status != vmm_sys::CaptureStatus::None {
-            return Ok(None);
-        }
-        // An event is of one device, and records only streams of it.
-        let home = stream.device() == self.plan.device;
-        let spare = if home { self.spare_events.lock().pop() } else { None };
-        let event = match spare {
-            Some(event) => event,
-            None => Event::create(&self.driver, stream.device())?,
-        };
-        event.record(stream)?;
-        Ok(Some(event))
-    }
-
-    /// Takes an event back whose gate has passed.
-    pub(crate) fn spare(&self, event: Event) {
-        if event.device() != self.plan.device {
-            return;
-        }
-        let mut spare = self.spare_events.lock();
-        if spare.len() < SPARE_EVENTS_MAX {
-            spare.push(event);
-        }
     }
 }
 

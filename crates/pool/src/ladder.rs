@@ -15,6 +15,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use vmm_sys::DeviceId;
+use vmm_sys::object::retry_failed_drops;
 
 use crate::device::Device;
 use crate::elastic::commit::How;
@@ -40,7 +41,8 @@ pub(crate) enum Rung {
     WaitLimbo,
     /// Empty the device's other lanes into the stock.
     OtherLanes,
-    /// Give the stock and the lane's own free chunks back: they have the wrong length.
+    /// Give the stock and the lane's own free chunks back: they have the wrong length. And what the
+    /// driver did not take back before.
     ReleaseStock,
     /// Empty this process's other pools on the device.
     OtherPools,
@@ -332,6 +334,7 @@ impl Climb {
             Rung::ReleaseStock => {
                 lane.into_iter().for_each(|lane| trim(lane, wait, Turn::Requester));
                 device.release_stock(0, Turn::Requester);
+                Turn::Requester.with(|| retry_failed_drops(&device.driver));
             }
             Rung::OtherPools => {
                 for other in elsewhere(device) {

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use vmm_sys::ChunkProps;
 use vmm_sys::object::{Chunk, Mapping, RelaxedCapture};
+use vmm_sys::{ChunkProps, StreamId};
 
 use crate::depot::Depot;
 use crate::device::Device;
-use crate::lane::{Asker, Gate, Pending, Wait};
+use crate::lane::{Asker, Gate, Pending, Wait, Waited};
+use crate::stranded;
 use crate::turn::Turn;
 
 /// One mapping on its way.
@@ -86,6 +87,7 @@ impl Leaving {
     /// is here now. Waiting takes nothing out, so that what is finished is there for other threads.
     /// `keeper` lends its events; the place is `depot`.
     pub(crate) fn sweep(&self, keeper: &Device, depot: &Depot, wait: Wait, turn: Turn) {
+        stranded::sweep(&keeper.driver, turn);
         if self.entries.lock().is_empty() && wait == Wait::No {
             return;
         }
@@ -100,12 +102,24 @@ impl Leaving {
                 self.sweep_once(keeper, depot, turn);
                 drop(alone);
                 let pending = Pending::of(self.entries.lock().iter().flat_map(|it| &it.gates));
-                if pending.wait(keeper) {
+                if pending.wait(&keeper.events) {
                     let _alone = self.sweep.lock();
                     self.sweep_once(keeper, depot, turn);
                 }
             }
         }
+    }
+
+    /// Records every gate that is still to be recorded on a stream, and waits for nothing but other
+    /// sweeps. Returns whether there is none left: a capture of the stream is in the way of it.
+    pub(crate) fn is_done_with(&self, keeper: &Device, depot: &Depot, stream: StreamId) -> bool {
+        let _alone = self.sweep.lock();
+        let mut due = self.entries.lock().iter().any(|it| it.is_due_on(stream));
+        if due {
+            self.sweep_once(keeper, depot, Turn::Requester);
+            due = self.entries.lock().iter().any(|it| it.is_due_on(stream));
+        }
+        !due
     }
 
     fn sweep_once(&self, keeper: &Device, depot: &Depot, turn: Turn) {
@@ -117,10 +131,13 @@ impl Leaving {
         let count = entries.len();
         let kept = match RelaxedCapture::enter(&keeper.driver) {
             Ok(_relaxed) => {
-                let mut asker = Asker::new(keeper);
+                let mut asker = Asker::new(&keeper.events);
                 let mut kept = Vec::new();
                 for entry in entries {
-                    kept.extend(leave(depot, &mut asker, entry, turn));
+                    match entry.leave(&mut asker, turn) {
+                        Ok(chunk) => depot.settle(chunk, turn),
+                        Err(entry) => kept.push(entry),
+                    }
                 }
                 asker.finish();
                 kept
@@ -133,7 +150,8 @@ impl Leaving {
     }
 
     /// The end of the place: waits for the users of what is left in whatever way there is, and
-    /// lets it go. What cannot be waited for belongs to a context that is lost.
+    /// lets it go. What a capture keeps from being waited for is left to later pools; what cannot
+    /// be waited for otherwise belongs to a context that is lost.
     pub(crate) fn end(&self, keeper: &Device, depot: &Depot) {
         self.sweep(keeper, depot, Wait::Yes, Turn::Requester);
         let entries = std::mem::take(&mut *self.entries.lock());
@@ -144,30 +162,44 @@ impl Leaving {
         if let Err(error) = &relaxed {
             tracing::debug!(%error, "captures are not kept from harm");
         }
-        for gate in entries.iter().flat_map(|entry| &entry.gates) {
-            if let Err(error) = gate.wait() {
-                tracing::warn!(%error, ?gate, "the end of the work is not known");
-            }
+        let (held_up, done): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(Entry::is_held_up_by_a_capture);
+        drop(done); // each mapping unmaps itself
+        if !held_up.is_empty() {
+            tracing::debug!(mappings = held_up.len(), "a capture outlives its pool");
+            stranded::keep(keeper.events.clone(), held_up);
         }
-        drop(entries); // each mapping unmaps itself
     }
 }
 
-/// Unmaps an entry, or gives it back because its time has not come.
-fn leave(depot: &Depot, asker: &mut Asker<'_>, mut entry: Entry, turn: Turn) -> Option<Entry> {
-    entry.gates.retain_mut(|gate| !asker.ask(gate));
-    if !entry.gates.is_empty() {
-        return Some(entry);
+impl Entry {
+    fn is_due_on(&self, stream: StreamId) -> bool {
+        self.gates.iter().any(|gate| gate.is_due_on(stream))
     }
-    let Entry { mapping, gates } = entry;
-    match turn.with(|| mapping.unmap()) {
-        Ok(chunk) => {
-            depot.settle(chunk, turn);
-            None
+
+    /// Unmaps it and gives its chunk, or itself because its time has not come.
+    pub(crate) fn leave(mut self, asker: &mut Asker<'_>, turn: Turn) -> Result<Arc<Chunk>, Entry> {
+        self.gates.retain_mut(|gate| !asker.ask(gate));
+        if !self.gates.is_empty() {
+            return Err(self);
         }
-        Err((mapping, error)) => {
+        let Entry { mapping, gates } = self;
+        turn.with(|| mapping.unmap()).map_err(|(mapping, error)| {
             tracing::warn!(%error, "a mapping could not be unmapped; tried again later");
-            Some(Entry { mapping, gates })
+            Entry { mapping, gates }
+        })
+    }
+
+    /// Waits for its users, in whatever way there is; true if a capture does not allow that.
+    fn is_held_up_by_a_capture(&self) -> bool {
+        let mut held_up = false;
+        for gate in &self.gates {
+            match gate.wait() {
+                Ok(Waited::Done) => {}
+                Ok(Waited::Captured) => held_up = true,
+                Err(error) => tracing::warn!(%error, ?gate, "the end of the work is not known"),
+            }
         }
+        held_up
     }
 }

@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod access_matrix;
+mod account;
 mod background;
 mod budget;
 mod buffer;
@@ -42,6 +43,7 @@ mod device;
 mod directory;
 mod elastic;
 mod error;
+mod events;
 mod growth;
 mod host;
 mod idle;
@@ -59,6 +61,7 @@ mod region;
 mod request;
 mod stats;
 mod stock;
+mod stranded;
 mod trace;
 mod turn;
 mod verify;

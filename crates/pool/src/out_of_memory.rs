@@ -23,8 +23,8 @@ pub struct OutOfMemory {
     pub rounded_bytes: u64,
     /// The statistics when it failed.
     pub stats: DeviceStats,
-    /// New memory that could still be made: what the limits leave, and once the driver has
-    /// refused, at most what it says is free (0 if it does not say).
+    /// New memory that could still be made: what the limits leave, at most what the driver says is
+    /// free. If it does not say, 0 once it has refused.
     pub room_bytes: u64,
     /// The largest request of the same kind that would succeed in the asking lane now, new memory
     /// included; one granule more would fail. `None` if no lane asked.
@@ -43,7 +43,7 @@ pub struct OutOfMemory {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Hint {
-    /// The pool's own limit refused, and the device has more.
+    /// The pool's own limit refused, and the device has at least what it leaves.
     RaiseLimit {
         /// The limit.
         limit_bytes: u64,
@@ -139,11 +139,8 @@ pub(crate) fn room_bytes(
     info: Option<MemInfo>,
     cause: Option<&DriverError>,
 ) -> u64 {
-    let room = device.depot.room_bytes();
-    match cause {
-        None => room,
-        Some(_) => room.min(info.map_or(0, |info| info.free_bytes)),
-    }
+    let unknown = if cause.is_some() { 0 } else { u64::MAX };
+    device.depot.room_bytes().min(info.map_or(unknown, |info| info.free_bytes))
 }
 
 impl OutOfMemory {
@@ -184,7 +181,10 @@ impl OutOfMemory {
     fn find_hints(&self, device: &Device, asked: Asked) -> Vec<Hint> {
         let (stats, plan) = (&self.stats, &device.plan);
         let mut hints = Vec::new();
-        if self.cause.is_none() {
+        // The device has not more than the limits leave: no use in raising them.
+        let is_full = self.cause.is_some()
+            || self.device_free_bytes.is_some_and(|free| free < device.depot.room_bytes());
+        if !is_full {
             match device.depot.binding_budget_bytes() {
                 Some(limit_bytes) => hints.push(Hint::RaiseBudget { limit_bytes }),
                 None if self.device_total_bytes.is_none_or(|total| plan.limit_bytes < total) => {
@@ -208,8 +208,8 @@ impl OutOfMemory {
         if stats.private_bytes > 0 {
             hints.push(Hint::DropGraphs { private_bytes: stats.private_bytes });
         }
-        if let (Some(_), Some(free), Some(total)) =
-            (&self.cause, self.device_free_bytes, self.device_total_bytes)
+        if let (true, Some(free), Some(total)) =
+            (is_full, self.device_free_bytes, self.device_total_bytes)
         {
             let bytes = (total - free).saturating_sub(stats.held_bytes);
             if bytes > 0 {

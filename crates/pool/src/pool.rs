@@ -5,7 +5,7 @@ mod builder;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmm_sys::object::Stream;
+use vmm_sys::object::{Stream, retry_failed_drops};
 use vmm_sys::{Access, DeviceId, Driver};
 
 pub use builder::PoolBuilder;
@@ -135,17 +135,35 @@ impl Pool {
     /// nothing.
     ///
     /// For a stream taken by its raw handle, with nothing that keeps it alive, call this after the
-    /// last work that uses the lane's memory was enqueued, and destroy it afterwards: the end of
-    /// that work is recorded now, and the handle is not used for the lane any more (unless the
-    /// recording failed, as it does while the stream is being captured). Other streams are kept
-    /// alive by the lane.
+    /// last work that uses the lane's memory was enqueued, launches of graphs with memory of the
+    /// stream's captures included, and destroy it afterwards: the end of that work is recorded now,
+    /// and the handle is not used for the stream's lanes any more. Other streams are kept alive by
+    /// the lane.
+    ///
+    /// Returns whether the stream may be destroyed now. It may not while it is being captured, for
+    /// then nothing can be recorded on it (nor if the driver refused the record): keep it, and call
+    /// this again after the capture.
     ///
     /// A stream that gets the same handle value later is another stream with another lane (row
     /// D-S1). Lanes of threads that have ended are closed when a lane for another thread is made.
-    pub fn close_lane(&self, stream: &Stream) {
-        let Ok(device) = self.device(stream.device()) else { return };
-        let lane = device.lanes.lock().of(stream.id());
-        lane.into_iter().for_each(|lane| lane::close(lane, true));
+    pub fn close_lane(&self, stream: &Stream) -> bool {
+        let Ok(device) = self.device(stream.device()) else { return true };
+        if device.driver.is_gone() {
+            return true;
+        }
+        let is_mine = |lane: &LaneRef| lane.lock().is_some_and(|it| it.stream.id() == stream.id());
+        let mut lanes = device.lanes.lock().all();
+        lanes.retain(is_mine);
+        for lane in &lanes {
+            match lane.lock().map(|state| state.is_private) {
+                Some(true) => lane::gate_for_good(*lane),
+                Some(false) => lane::close(*lane, true),
+                None => {}
+            }
+        }
+        let needs_handle = |lane: LaneRef| lane.lock().is_some_and(|it| it.needs_handle());
+        let is_needed = lanes.into_iter().any(needs_handle);
+        !stream.is_borrowed() || !is_needed && device.is_done_with(stream.id())
     }
 
     /// Starts the settings of an elastic buffer with home `device`: addresses of its own, whose
@@ -210,6 +228,8 @@ impl Pool {
         }
         device.sweep_leaving(Wait::Yes, Turn::Requester);
         device.release_stock(0, Turn::Requester);
+        // What earlier ends could not give back.
+        Turn::Requester.with(|| retry_failed_drops(&device.driver));
         Ok(before.saturating_sub(device.depot.held_bytes()))
     }
 

@@ -17,6 +17,14 @@ struct Shelf {
     fresh: Vec<(Chunk, u64)>,
 }
 
+/// A chunk from the shelf, and what the shelf knew of it.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) chunk: Chunk,
+    pub(crate) warm: bool,
+    pub(crate) came_ms: u64,
+}
+
 /// The free list of a place.
 #[derive(Debug)]
 pub(crate) struct Stock {
@@ -36,11 +44,16 @@ impl Stock {
     }
 
     pub(crate) fn put(&mut self, chunk: Chunk, warm: bool) {
-        let now_ms = self.clock.now_ms();
+        let came_ms = self.clock.now_ms();
+        self.put_back(Taken { chunk, warm, came_ms });
+    }
+
+    /// Puts a chunk back as if it had never been taken.
+    pub(crate) fn put_back(&mut self, Taken { chunk, warm, came_ms }: Taken) {
         self.bytes += chunk.bytes();
         let kind = self.shelves.entry(*chunk.props()).or_default();
         let shelf = kind.entry(chunk.bytes()).or_default();
-        if warm { shelf.warm.push((chunk, now_ms)) } else { shelf.fresh.push((chunk, now_ms)) }
+        if warm { shelf.warm.push((chunk, came_ms)) } else { shelf.fresh.push((chunk, came_ms)) }
     }
 
     /// A chunk of exactly `bytes` with these properties, a warm one first.
@@ -53,7 +66,7 @@ impl Stock {
 
     /// Some chunk that came at `since_ms` or before, if the shelf holds more than `keep_bytes`: a
     /// fresh and long one first.
-    pub(crate) fn take_old(&mut self, since_ms: u64, keep_bytes: u64) -> Option<Chunk> {
+    pub(crate) fn take_old(&mut self, since_ms: u64, keep_bytes: u64) -> Option<Taken> {
         if self.bytes <= keep_bytes {
             return None;
         }
@@ -61,10 +74,11 @@ impl Stock {
         let mut shelves: Vec<_> = kinds.flat_map(BTreeMap::iter_mut).collect();
         shelves.sort_by_key(|(bytes, _)| std::cmp::Reverse(**bytes));
         for (bytes, shelf) in shelves {
-            for chunks in [&mut shelf.fresh, &mut shelf.warm] {
+            for (chunks, warm) in [(&mut shelf.fresh, false), (&mut shelf.warm, true)] {
                 if let Some(place) = chunks.iter().rposition(|(_, came_ms)| *came_ms <= since_ms) {
                     self.bytes -= bytes;
-                    return Some(chunks.remove(place).0);
+                    let (chunk, came_ms) = chunks.remove(place);
+                    return Some(Taken { chunk, warm, came_ms });
                 }
             }
         }

@@ -31,6 +31,7 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
     if states.iter().any(|state| state.busy > 0) {
         return Ok(());
     }
+    // What is booked is read last: whoever changes it has carried since before, and is seen below.
     let mapped: u64 = states.iter().map(|state| state.region.mapped_bytes()).sum();
     let leaving = leaving_bytes(&states, device);
     let shelf = device.depot.stock.lock().bytes();

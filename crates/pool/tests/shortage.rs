@@ -197,6 +197,24 @@ fn hints_fit_the_configuration() {
 }
 
 #[test]
+fn a_limit_above_what_the_device_has_makes_no_promises() {
+    // The limit refuses at once what the device could not give anyway.
+    let sim = Sim::builder().device_bytes(64 * MIB).build();
+    let rig = Rig::on(sim, |b| b.limit_bytes(100 * MIB).chunk(ChunkSize::Fixed(2 * MIB)));
+    let foreign = rig.driver.mem_alloc(HOME, 16 * MIB).unwrap();
+    let live = rig.lane.alloc(8 * MIB).unwrap();
+    let request = Request::new(101 * MIB);
+    let short = facts(rig.lane.alloc_with(&request));
+    assert_eq!((short.cause.clone(), short.room_bytes), (None, 40 * MIB), "{short}");
+    assert_eq!(short.largest_bytes, Some(40 * MIB), "{short}");
+    assert_eq!(short.hints, [Hint::OthersHold { bytes: 16 * MIB }], "a higher limit is no help");
+    check_largest(&rig.lane, request, &short);
+    drop(live);
+    rig.driver.mem_free(HOME, foreign).unwrap();
+    rig.end();
+}
+
+#[test]
 fn a_device_that_cannot_say_what_is_free_is_reported_as_unknown() {
     let rig = Rig::new(|b| b.limit_bytes(8 * MIB));
     rig.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemGetInfo));

@@ -122,6 +122,7 @@ macro_rules! thread_stories {
                 limits_hold_under_contention
                 lanes_open_and_close_under_way
                 figures_and_walker_hold_under_way
+                the_walker_is_right_at_every_call_of_the_thread
             }
             locks {
                 no_lock_is_held_at_the_driver

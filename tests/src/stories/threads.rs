@@ -2,10 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 use vmm_pool::{Buffer, Lane, Pool, Request};
-use vmm_sys::DeviceId;
 use vmm_sys::object::Stream;
+use vmm_sys::sim::FaultPlan;
+use vmm_sys::{Call, DeviceId};
 
 use super::{G, MIB, builder, clean, lane, machine, sound, stats};
 use crate::contents::Contents;
@@ -237,7 +239,7 @@ pub(super) fn lanes_open_and_close_under_way(choice: DriverChoice) -> Result<(),
                         kept.push(ledger.note(buffer.expect("memory is not short")));
                     }
                     match rng.below(4) {
-                        0 => pool.close_lane(lane.stream()),
+                        0 => assert!(pool.close_lane(lane.stream()), "it is owned"),
                         1 => drop(pool.trim(DeviceId(0)).expect("the device is trimmed")),
                         2 => pool.verify().expect("the walker finds nothing"),
                         _ => {}
@@ -285,5 +287,56 @@ pub(super) fn figures_and_walker_hold_under_way(choice: DriverChoice) -> Result<
         ends.into_iter().for_each(|end| assert!(end.expect("no thread failed") > 50));
     });
     ended(&machine, pool, lanes);
+    Ok(())
+}
+
+/// The background thread is stopped inside of each call that it makes, and the walker looks.
+pub(super) fn the_walker_is_right_at_every_call_of_the_thread(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let sim = machine.sim()?.clone();
+    let calls = [
+        Call::MemCreate,
+        Call::MemAddressReserve,
+        Call::MemMap,
+        Call::MemSetAccess,
+        Call::MemUnmap,
+        Call::MemAddressFree,
+        Call::MemRelease,
+        Call::EventRecord,
+        Call::EventQuery,
+    ];
+    for call in calls {
+        let pool = builder(&machine)
+            .background(true)
+            .soft_limit(Some(0.0))
+            .stock_marks(6 * MIB, 6 * MIB)
+            .build()
+            .expect("a pool is built");
+        let (one, two) = (lane(&machine, &pool), lane(&machine, &pool));
+        let before = sim.faults_fired();
+        let delay = Duration::from_millis(4);
+        sim.inject(FaultPlan::delay_real(delay).on(call).times(5));
+        let begun = Instant::now();
+        while sim.faults_fired() < before + 5 && begun.elapsed() < Duration::from_secs(10) {
+            // Work for the thread: memory that waits, old places, more than the shelf may hold.
+            let mut crossed = one.alloc(3 * MIB).expect("memory is served");
+            crossed.record_stream(two.stream()).expect("the stream is recorded");
+            let pair = (one.alloc(2 * MIB), one.alloc(2 * MIB));
+            drop(pair.0.expect("memory is served"));
+            drop(one.alloc(5 * MIB).expect("memory is served"));
+            drop((crossed, pair.1));
+            let walking = Instant::now();
+            while walking.elapsed() < Duration::from_millis(3) {
+                pool.verify().unwrap_or_else(|text| panic!("{call}: {text}"));
+                assert!(stats(&pool).adds_up());
+            }
+            pool.trim(DeviceId(0)).expect("the device is trimmed");
+        }
+        assert_eq!(sim.faults_fired(), before + 5, "{call} is hardly made");
+        drop((one, two, pool));
+        clean(&machine);
+    }
     Ok(())
 }

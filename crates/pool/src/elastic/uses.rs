@@ -153,7 +153,7 @@ impl Uses {
 
     /// Ends a use: what was enqueued until now is what its stream waits for.
     fn end(&self, device: &Device, open: &Arc<OpenUse>) {
-        let gate = record(device, open.stream.clone());
+        let gate = record(&device.events, open.stream.clone());
         // Whoever waits for the guard now waits for the event. Only a guard's drop comes here.
         let _first = open.closed.set(gate.clone());
         let (old, crowded) = {
@@ -174,7 +174,7 @@ impl Uses {
             (old, state.last.len() > state.prune_at.max(STREAMS_MIN))
         };
         if let Some(old) = old {
-            old.gate.recycle(device);
+            old.gate.recycle(&device.events);
         }
         if crowded {
             self.prune(device);
@@ -200,7 +200,7 @@ impl Uses {
 fn retain_pending<T>(device: &Device, entries: &mut Vec<T>, gate: impl Fn(&mut T) -> &mut Gate) {
     // Without the relaxed mode a query could end somebody's capture: nothing is asked.
     let Ok(_relaxed) = RelaxedCapture::enter(&device.driver) else { return };
-    let mut asker = Asker::new(device);
+    let mut asker = Asker::new(&device.events);
     entries.retain_mut(|entry| !asker.ask(gate(entry)));
     asker.finish();
 }

@@ -1,6 +1,6 @@
 //! Giving memory back: trim a lane's free chunks, retire a lane for good.
 
-use super::gate::{is_captured, record};
+use super::gate::{Gate, is_captured, record};
 use super::limbo::Retired;
 use super::{LaneCell, LaneState, Wait, sweep};
 use crate::device::Device;
@@ -114,26 +114,53 @@ impl LaneState {
 
 /// Closes a lane: it takes no further requests, and retires with its last buffer.
 ///
-/// A stream that its owner may destroy (`gone`) is gated for the last time now, and its handle is
-/// not used afterwards. Others are kept alive by the lane, and gated when it retires.
+/// A stream that its owner may destroy (`gone`) is gated for the last time now, if it is not being
+/// captured, and its handle is not used afterwards. Others are kept alive by the lane, and gated
+/// when it retires.
 pub(crate) fn close(lane: LaneRef, gone: bool) {
-    let gated = {
+    {
         let Some(mut state) = lane.lock() else { return };
         state.closing = true;
         state.open_id = 0;
-        let gated = (gone && state.stream.is_borrowed() && state.last.is_none())
-            .then(|| (state.device.clone(), state.stream.clone()));
-        state.busy += u32::from(gated.is_some());
-        gated
-    };
-    let last = gated.map(|(device, stream)| record(&device, stream));
-    let should_retire = {
+    }
+    if gone {
+        gate_for_good(lane);
+    }
+    if lane.lock().is_some_and(|state| state.should_retire()) {
+        retire(lane.cell);
+    }
+}
+
+/// Gates what a borrowed stream has done with the lane's memory, in place of every gate of it that
+/// is still to be recorded: its owner may destroy it then. While it is being captured that cannot
+/// be, and nothing changes.
+pub(crate) fn gate_for_good(lane: LaneRef) {
+    let (device, stream) = {
         let Some(mut state) = lane.lock() else { return };
-        if last.is_some() {
-            state.busy -= 1;
-            state.last = last;
+        let recorded = matches!(state.last, Some(Gate::Event(_) | Gate::Passed));
+        if recorded || !state.stream.is_borrowed() {
+            return;
         }
-        state.should_retire()
+        // Until the gate is in place the lane must not retire.
+        state.busy += 1;
+        (state.device.clone(), state.stream.clone())
+    };
+    let last = record(&device.events, stream);
+    let should_retire = loop {
+        {
+            let Some(mut state) = lane.lock() else { return };
+            // A sweep that has gates in its hands may be recording them, by the handle.
+            if !state.limbo.is_in_hand() {
+                let own = state.stream.id();
+                for gate in state.limbo.gates_mut().filter(|gate| gate.is_due_on(own)) {
+                    *gate = last.clone();
+                }
+                state.last = Some(last);
+                state.busy -= 1;
+                break state.should_retire();
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_micros(20));
     };
     if should_retire {
         retire(lane.cell);

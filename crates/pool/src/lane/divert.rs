@@ -74,7 +74,7 @@ impl Lane {
 
     /// A gate behind what is enqueued on `stream` now.
     pub(crate) fn gate(&self, stream: &Stream) -> Gate {
-        super::gate::record(&self.device, stream.clone())
+        super::gate::record(&self.device.events, stream.clone())
     }
 }
 

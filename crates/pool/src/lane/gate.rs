@@ -8,7 +8,8 @@ use std::sync::{Arc, OnceLock};
 use vmm_sys::object::{Event, RelaxedCapture, Stream};
 use vmm_sys::{CaptureStatus, DeviceId, DriverError, DriverResult, ResultCode, StreamId};
 
-use crate::device::Device;
+use crate::capture;
+use crate::events::Events;
 
 /// The condition after which memory is free of its last users on one stream.
 #[derive(Clone, Debug)]
@@ -22,6 +23,15 @@ pub(crate) enum Gate {
     Open(Arc<OnceLock<Gate>>),
     /// Nothing to wait for.
     Passed,
+}
+
+/// What came of waiting for a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// What it stands for is done.
+    Done,
+    /// A capture is in the way: to wait would spoil it, and work from before it may be running.
+    Captured,
 }
 
 impl Gate {
@@ -38,34 +48,44 @@ impl Gate {
     pub(crate) fn order(&self, stream: &Stream) -> DriverResult<()> {
         match self.now() {
             Gate::Event(recorded) => stream.wait_event(&recorded.event),
-            gate => gate.wait(),
+            gate => gate.wait().map(drop),
         }
     }
 
     /// The gate is not needed any more: its event can be recorded again, unless others wait for it.
-    pub(crate) fn recycle(self, device: &Device) {
+    pub(crate) fn recycle(self, events: &Events) {
         if let Gate::Event(recorded) = self
             && let Some(recorded) = Arc::into_inner(recorded)
         {
-            device.spare(recorded.event);
+            events.spare(recorded.event);
         }
     }
 
-    /// Waits for what the gate stands for, in whatever way there is. A stream that is being
-    /// captured has no work of its own to wait for.
-    pub(crate) fn wait(&self) -> DriverResult<()> {
-        match self.now() {
+    /// Whether an event has still to be recorded for it on the stream of this identity.
+    pub(crate) fn is_due_on(&self, id: StreamId) -> bool {
+        matches!(self.now(), Gate::Unrecorded(stream) if stream.id() == id)
+    }
+
+    /// Waits for what the gate stands for, in whatever way there is that harms no capture.
+    pub(crate) fn wait(&self) -> DriverResult<Waited> {
+        let stream = match self.now() {
             // Nobody can wait for an end that nobody has declared.
-            Gate::Passed | Gate::Open(_) => Ok(()),
-            Gate::Event(recorded) => recorded.wait(),
-            Gate::Unrecorded(stream) => match stream.capture_info().map(|info| info.status) {
-                Ok(CaptureStatus::Active | CaptureStatus::Invalidated) => Ok(()),
-                // To wait would be refused, and spoil the capture.
-                Err(error) if is_implicit(&error) => Err(error),
-                // A stream that cannot say is waited for: better a capture lost than memory.
-                Ok(CaptureStatus::None) | Err(_) => stream.synchronize(),
+            Gate::Passed | Gate::Open(_) => return Ok(Waited::Done),
+            Gate::Event(recorded) => match recorded.wait() {
+                Err(error) if is_lost(&error) => &recorded.stream,
+                answer => return answer.map(|()| Waited::Done),
             },
+            Gate::Unrecorded(stream) => stream,
+        };
+        let captured = match stream.capture_info() {
+            Ok(info) => info.status != CaptureStatus::None,
+            // A stream that cannot say is waited for: better a capture lost than memory.
+            Err(error) => is_implicit(&error),
+        };
+        if captured || capture::open().include(stream) {
+            return Ok(Waited::Captured);
         }
+        stream.synchronize().map(|()| Waited::Done)
     }
 }
 
@@ -84,7 +104,7 @@ pub(crate) struct Recorded {
 impl Recorded {
     /// Waits for the event; if that cannot be, for all of its stream, unless that may be gone.
     fn wait(&self) -> DriverResult<()> {
-        self.event.wait().or_else(|error| match self.stream.is_borrowed() {
+        self.event.wait().or_else(|error| match self.stream.is_borrowed() || is_lost(&error) {
             true => Err(error),
             false => self.stream.synchronize(),
         })
@@ -109,11 +129,11 @@ impl Pending {
     }
 
     /// Waits for all of them. Returns whether there was anything to wait for.
-    pub(crate) fn wait(&self, device: &Device) -> bool {
+    pub(crate) fn wait(&self, events: &Events) -> bool {
         if self.0.is_empty() {
             return false;
         }
-        let Ok(_relaxed) = RelaxedCapture::enter(&device.driver) else { return false };
+        let Ok(_relaxed) = RelaxedCapture::enter(&events.driver) else { return false };
         for recorded in &self.0 {
             if let Err(error) = recorded.event.wait() {
                 tracing::debug!(%error, "a gate could not be waited for; its memory stays");
@@ -124,8 +144,8 @@ impl Pending {
 }
 
 /// A gate behind what is enqueued on `stream` now.
-pub(crate) fn record(device: &Device, stream: Stream) -> Gate {
-    match device.gate(&stream) {
+pub(crate) fn record(events: &Events, stream: Stream) -> Gate {
+    match events.gate(&stream) {
         Ok(Some(event)) => Gate::Event(Arc::new(Recorded { event, stream })),
         Ok(None) => Gate::Unrecorded(stream),
         Err(error) => {
@@ -140,13 +160,13 @@ pub(crate) fn is_captured(stream: &Stream) -> bool {
     match stream.capture_info() {
         Ok(info) => info.status != CaptureStatus::None,
         // Of another thread's own stream it can only be told that some such stream is captured.
-        Err(error) => error.code() == ResultCode::STREAM_CAPTURE_IMPLICIT && stream.is_per_thread(),
+        Err(error) => is_implicit(&error) && stream.is_per_thread(),
     }
 }
 
 /// One pass over gates, in relaxed capture mode: records once a stream, asks each event once.
 pub(crate) struct Asker<'a> {
-    device: &'a Device,
+    events: &'a Events,
     recorded: Vec<((DeviceId, StreamId), Gate)>,
     /// Answers, with the events themselves: an event that is kept cannot leave its place in
     /// memory to a younger one, which would then inherit the answer.
@@ -168,8 +188,8 @@ fn is_lost(error: &DriverError) -> bool {
 }
 
 impl<'a> Asker<'a> {
-    pub(crate) fn new(device: &'a Device) -> Asker<'a> {
-        Asker { device, recorded: Vec::new(), asked: Vec::new() }
+    pub(crate) fn new(events: &'a Events) -> Asker<'a> {
+        Asker { events, recorded: Vec::new(), asked: Vec::new() }
     }
 
     /// Whether the gate has passed, after recording it if that was still to be done.
@@ -184,7 +204,7 @@ impl<'a> Asker<'a> {
             let now = match known {
                 Some((_, gate)) => gate.clone(),
                 None => {
-                    let now = record(self.device, stream.clone());
+                    let now = record(self.events, stream.clone());
                     self.recorded.push((key, now.clone()));
                     now
                 }
@@ -228,7 +248,7 @@ impl<'a> Asker<'a> {
             if answer == Answer::Passed
                 && let Some(recorded) = Arc::into_inner(recorded)
             {
-                self.device.spare(recorded.event);
+                self.events.spare(recorded.event);
             }
         }
     }

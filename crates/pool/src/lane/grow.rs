@@ -71,8 +71,12 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
     if device.driver.is_gone() {
         return Err(Error::DriverGone);
     }
-    if let Some(private) = capture::diversion(lane)? {
-        return private.alloc_with(request);
+    while let Some(private) = capture::diversion(lane)? {
+        match private.alloc_with(request) {
+            // The scope has ended meanwhile, and its memory is gone: the lane is itself again.
+            Err(Error::LaneClosed) => {}
+            answer => return answer,
+        }
     }
     idle::look_in_passing(device);
     let shelf_bytes = device.depot.stock.lock().bytes();

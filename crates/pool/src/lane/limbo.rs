@@ -52,6 +52,17 @@ impl Limbo {
         self.retired.len() + self.retired_in_hand
     }
 
+    /// Whether entries are in the hands of a sweep.
+    pub(super) fn is_in_hand(&self) -> bool {
+        self.parked_in_hand + self.retired_in_hand > 0
+    }
+
+    /// The gates of what is here.
+    pub(super) fn gates_mut(&mut self) -> impl Iterator<Item = &mut Gate> {
+        let parked = self.parked.iter_mut().flat_map(|entry| &mut entry.gates);
+        parked.chain(self.retired.iter_mut().flat_map(|entry| &mut entry.gates))
+    }
+
     fn gates(&self) -> impl Iterator<Item = &Gate> {
         let parked = self.parked.iter().flat_map(|entry| &entry.gates);
         parked.chain(self.retired.iter().flat_map(|entry| &entry.gates))
@@ -119,7 +130,8 @@ pub(crate) fn free_special(
 
 /// Records gates on the streams and parks the block behind them.
 fn park(cell: &'static LaneCell, device: &Device, offset: u64, bytes: u64, streams: Vec<Stream>) {
-    let mut gates: Vec<Gate> = streams.into_iter().map(|stream| record(device, stream)).collect();
+    let mut gates: Vec<Gate> =
+        streams.into_iter().map(|stream| record(&device.events, stream)).collect();
     let should_retire = {
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return };
@@ -158,14 +170,14 @@ fn wait_for_pending(cell: &'static LaneCell) -> bool {
             let guard = cell.lock();
             let Some(state) = guard.as_ref() else { return false };
             let limbo = &state.limbo;
-            if limbo.parked_in_hand + limbo.retired_in_hand == 0 {
+            if !limbo.is_in_hand() {
                 break (state.device.clone(), Pending::of(limbo.gates()));
             }
         }
         // Another thread is asking the gates, and puts back what is pending.
         std::thread::sleep(std::time::Duration::from_micros(20));
     };
-    pending.wait(&device)
+    pending.wait(&device.events)
 }
 
 fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {
@@ -207,7 +219,7 @@ fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
     // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
     match RelaxedCapture::enter(&device.driver) {
         Ok(_relaxed) => {
-            let mut asker = Asker::new(&device);
+            let mut asker = Asker::new(&device.events);
             parked.retain_mut(|entry| {
                 entry.gates.retain_mut(|gate| !asker.ask(gate));
                 if entry.gates.is_empty() {

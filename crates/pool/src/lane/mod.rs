@@ -30,9 +30,9 @@ use vmm_lock::BiasedMutex;
 use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, process};
 
-pub(crate) use close::{close, retire, trim, trim_if_idle};
+pub(crate) use close::{close, gate_for_good, retire, trim, trim_if_idle};
 pub(crate) use divert::undivert;
-pub(crate) use gate::{Asker, Gate, Pending, is_captured, record};
+pub(crate) use gate::{Asker, Gate, Pending, Waited, is_captured, record};
 pub(crate) use limbo::{Wait, free_special, sweep};
 
 use crate::buffer::{Buffer, Home};
@@ -263,6 +263,13 @@ impl LaneState {
             return Err(Error::UnknownDevice { device: stream.device() });
         }
         Ok(self.stream.id() != stream.id() || self.stream.device() != stream.device())
+    }
+
+    /// Whether the handle of the lane's stream may still be used, although its owner says that it
+    /// is gone.
+    pub(crate) fn needs_handle(&self) -> bool {
+        let gated = matches!(self.last, Some(Gate::Event(_) | Gate::Passed));
+        self.stream.is_borrowed() && !gated
     }
 
     /// The gates behind all that may use the lane's free memory until they are recorded.

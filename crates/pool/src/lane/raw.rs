@@ -99,8 +99,12 @@ impl Lane {
             // Before any lock: another thread may have held it when the process forked.
             return Err(Error::DriverGone);
         }
-        if let Some(private) = capture::diversion(self)? {
-            return private.alloc_raw_with(request);
+        while let Some(private) = capture::diversion(self)? {
+            match private.alloc_raw_with(request) {
+                // As in `grow::alloc_cold`.
+                Err(Error::LaneClosed) => {}
+                answer => return answer,
+            }
         }
         let request = {
             let mut guard = self.cell.lock();

@@ -1,11 +1,13 @@
 //! [`Chunk`]: physical memory, owned.
 
+use std::any::Any;
+use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::drops::{Leftover, give_back_or_keep};
 use crate::driver::Driver;
-use crate::error::DriverResult;
+use crate::error::{DriverError, DriverResult};
 use crate::types::{ChunkHandle, ChunkProps};
 
 /// One physical allocation of the driver: never split, mapped whole.
@@ -18,7 +20,11 @@ pub struct Chunk {
     handle: ChunkHandle,
     bytes: u64,
     props: ChunkProps,
+    receipt: Receipt,
 }
+
+/// What goes when the driver has taken the chunk back.
+pub(super) type Receipt = Option<Box<dyn Any + Send + Sync>>;
 
 impl Chunk {
     /// Commits `bytes` of physical memory (`cuMemCreate`), all zero.
@@ -28,7 +34,7 @@ impl Chunk {
     /// granularity of `props`.
     pub fn create(driver: &Arc<dyn Driver>, bytes: u64, props: &ChunkProps) -> DriverResult<Chunk> {
         let handle = driver.create(bytes, props)?;
-        Ok(Chunk { driver: driver.clone(), handle, bytes, props: *props })
+        Ok(Chunk { driver: driver.clone(), handle, bytes, props: *props, receipt: None })
     }
 
     /// Takes a chunk that another process, or this one, exported (`cuMemImportFromShareableHandle`).
@@ -43,7 +49,37 @@ impl Chunk {
         props: &ChunkProps,
     ) -> DriverResult<Chunk> {
         let handle = driver.import_fd(descriptor)?;
-        Ok(Chunk { driver: driver.clone(), handle, bytes, props: *props })
+        Ok(Chunk { driver: driver.clone(), handle, bytes, props: *props, receipt: None })
+    }
+
+    /// Keeps `receipt` until the driver has taken the reference back, in whatever try: dropped then
+    /// and not before. How a booking is as true as what it stands for. Replaces an earlier one.
+    #[must_use]
+    pub fn with_receipt(mut self, receipt: impl Any + Send + Sync) -> Chunk {
+        self.receipt = Some(Box::new(receipt));
+        self
+    }
+
+    /// Gives the reference back (`cuMemRelease`), as dropping the chunk does, and says if the
+    /// driver refuses.
+    ///
+    /// # Errors
+    /// The driver's, with the chunk, which is as before.
+    pub fn release(self) -> Result<(), (Chunk, DriverError)> {
+        if !self.driver.is_gone() {
+            // SAFETY: `self` owns the reference, and keeps it only if it was not taken.
+            match unsafe { self.driver.release(self.handle) } {
+                Err(error) if !error.is_driver_gone() => return Err((self, error)),
+                // Where the driver is gone for good, the memory went with it.
+                Ok(()) | Err(_) => {}
+            }
+        }
+        let chunk = ManuallyDrop::new(self);
+        // SAFETY: `chunk` is never dropped, so each field is moved out exactly once.
+        let (driver, receipt) =
+            unsafe { (std::ptr::read(&chunk.driver), std::ptr::read(&chunk.receipt)) };
+        drop((driver, receipt));
+        Ok(())
     }
 
     /// A descriptor for other processes (`cuMemExportToShareableHandle`). It keeps the memory
@@ -79,6 +115,52 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        give_back_or_keep(&self.driver, Leftover::Chunk(self.handle));
+        let leftover = Leftover::Chunk { handle: self.handle, _receipt: self.receipt.take() };
+        give_back_or_keep(&self.driver, leftover);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{failed_drops, retry_failed_drops};
+    use super::*;
+    use crate::call::Call;
+    use crate::error::ResultCode;
+    use crate::sim::{FaultPlan, Sim};
+    use crate::types::DeviceId;
+
+    fn chunk_with_receipt(sim: &Arc<Sim>) -> (Chunk, Arc<()>) {
+        let driver: Arc<dyn Driver> = sim.clone();
+        let receipt = Arc::new(());
+        let props = ChunkProps::on_device(DeviceId(0));
+        let chunk = Chunk::create(&driver, 2 << 20, &props).unwrap();
+        (chunk.with_receipt(receipt.clone()), receipt)
+    }
+
+    #[test]
+    fn a_refused_release_gives_the_chunk_and_keeps_the_receipt() {
+        let sim = Sim::builder().build();
+        let (chunk, receipt) = chunk_with_receipt(&sim);
+        sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemRelease).once());
+        let (chunk, error) = chunk.release().unwrap_err();
+        assert_eq!((error.code(), chunk.bytes()), (ResultCode::UNKNOWN, 2 << 20));
+        assert_eq!(Arc::strong_count(&receipt), 2, "the memory is still taken");
+        assert!(sim.check_clean().is_err());
+        chunk.release().unwrap();
+        assert_eq!(Arc::strong_count(&receipt), 1);
+        sim.check_clean().unwrap();
+    }
+
+    #[test]
+    fn the_receipt_of_a_dropped_chunk_goes_with_the_try_that_succeeds() {
+        let sim = Sim::builder().build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let (chunk, receipt) = chunk_with_receipt(&sim);
+        sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemRelease).times(2));
+        drop(chunk);
+        assert_eq!((failed_drops(&driver).len(), Arc::strong_count(&receipt)), (1, 2));
+        assert_eq!((retry_failed_drops(&driver), Arc::strong_count(&receipt)), (1, 2));
+        assert_eq!((retry_failed_drops(&driver), Arc::strong_count(&receipt)), (0, 1));
+        sim.check_clean().unwrap();
     }
 }

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::chunk::Receipt;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverResult};
 use crate::types::ChunkHandle;
 
 /// Something the driver refused to take back, with what it hangs on.
 pub(crate) enum Leftover {
-    /// A reference to a chunk.
-    Chunk(ChunkHandle),
+    /// A reference to a chunk, and what goes when it was taken back.
+    Chunk { handle: ChunkHandle, _receipt: Receipt },
     /// A reserved range: address, bytes.
     Range(u64, u64),
     /// A mapping: address, bytes, and the objects it keeps alive until it is gone.
@@ -31,7 +32,7 @@ impl Leftover {
     pub(crate) fn give_back(&self, driver: &dyn Driver) -> DriverResult<()> {
         match self {
             // SAFETY: the reference was owned by the object that was dropped and by nothing since.
-            Leftover::Chunk(handle) => unsafe { driver.release(*handle) },
+            Leftover::Chunk { handle, .. } => unsafe { driver.release(*handle) },
             Leftover::Range(address, bytes) => driver.address_free(*address, *bytes),
             Leftover::Mapping { address, bytes, .. } => driver.unmap(*address, *bytes),
         }
