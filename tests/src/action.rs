@@ -7,19 +7,26 @@
 use std::fmt;
 use std::str::FromStr;
 
-use vmm_sys::{Call, ResultCode};
+use vmm_sys::{Call, CaptureMode, ResultCode};
+
+/// The modes of captures, by name.
+const MODES: [(&str, CaptureMode); 3] = [
+    ("global", CaptureMode::Global),
+    ("thread-local", CaptureMode::ThreadLocal),
+    ("relaxed", CaptureMode::Relaxed),
+];
 
 /// One step. `buffer` and `stream` are the script's own numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are what their names say; units are in the variants")]
 pub enum Action {
-    /// Makes a stream of a device.
-    Stream { stream: u32, device: u32 },
+    /// Makes a stream of a device; or takes the running thread's own, once a device.
+    Stream { stream: u32, device: u32, own: bool },
     /// Asks the stream's lane for memory, in bytes, and writes the buffer's pattern into it. A raw
     /// one is known to the pool by its address only.
     Alloc { buffer: u32, stream: u32, bytes: u64, align: u64, wait: bool, raw: bool },
-    /// Checks the contents and drops the buffer.
-    Free { buffer: u32 },
+    /// Checks the contents and drops the buffer, in another thread if it says so.
+    Free { buffer: u32, elsewhere: bool },
     /// Tells the pool that a stream uses the buffer.
     Record { buffer: u32, stream: u32 },
     /// Records the stream and enqueues work on it that writes the buffer's own pattern.
@@ -47,6 +54,17 @@ pub enum Action {
     Capture { device: u32 },
     /// Ends that capture, which must be unharmed.
     EndCapture { device: u32 },
+    /// Opens a capture scope on a stream's lane, and begins a capture there. Memory asked for on the
+    /// stream until it is finished is the graph's.
+    Scope { graph: u32, stream: u32, mode: CaptureMode },
+    /// Lets that capture spread to another stream.
+    Join { graph: u32, stream: u32 },
+    /// Ends the capture, which must be unharmed.
+    Finish { graph: u32 },
+    /// Launches the graph, and checks what it wrote.
+    Launch { graph: u32, stream: u32 },
+    /// Drops the graph and its memory, after ending its capture.
+    DropGraph { graph: u32 },
     /// Starts new peaks.
     ResetPeaks,
     /// Drops the pool while buffers may live. The next action that needs one makes a new pool.
@@ -60,13 +78,19 @@ pub enum Action {
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Action::Stream { stream, device } => write!(f, "stream s{stream} d{device}"),
+            Action::Stream { stream, device, own } => {
+                write!(f, "stream s{stream} d{device}")?;
+                f.write_str(if *own { " own" } else { "" })
+            }
             Action::Alloc { buffer, stream, bytes, align, wait, raw } => {
                 write!(f, "alloc b{buffer} s{stream} {bytes} align {align}")?;
                 f.write_str(if *wait { "" } else { " nowait" })?;
                 f.write_str(if *raw { " raw" } else { "" })
             }
-            Action::Free { buffer } => write!(f, "free b{buffer}"),
+            Action::Free { buffer, elsewhere } => {
+                write!(f, "free b{buffer}")?;
+                f.write_str(if *elsewhere { " elsewhere" } else { "" })
+            }
             Action::Record { buffer, stream } => write!(f, "record b{buffer} s{stream}"),
             Action::Use { buffer, stream } => write!(f, "use b{buffer} s{stream}"),
             Action::Check { buffer } => write!(f, "check b{buffer}"),
@@ -80,6 +104,14 @@ impl fmt::Display for Action {
             Action::CloseLane { stream } => write!(f, "close-lane s{stream}"),
             Action::Capture { device } => write!(f, "capture d{device}"),
             Action::EndCapture { device } => write!(f, "end-capture d{device}"),
+            Action::Scope { graph, stream, mode } => {
+                let (mode, _) = MODES.iter().find(|(_, known)| known == mode).unwrap_or(&MODES[0]);
+                write!(f, "scope g{graph} s{stream} {mode}")
+            }
+            Action::Join { graph, stream } => write!(f, "join g{graph} s{stream}"),
+            Action::Finish { graph } => write!(f, "finish g{graph}"),
+            Action::Launch { graph, stream } => write!(f, "launch g{graph} s{stream}"),
+            Action::DropGraph { graph } => write!(f, "drop-graph g{graph}"),
             Action::ResetPeaks => f.write_str("reset-peaks"),
             Action::DropPool => f.write_str("drop-pool"),
             Action::Fault { call, at, code, times } => {
@@ -96,7 +128,11 @@ impl FromStr for Action {
     fn from_str(line: &str) -> Result<Action, String> {
         let mut words = Words { line, words: line.split_whitespace() };
         let action = match words.word()? {
-            "stream" => Action::Stream { stream: words.named('s')?, device: words.named('d')? },
+            "stream" => Action::Stream {
+                stream: words.named('s')?,
+                device: words.named('d')?,
+                own: words.take_if("own"),
+            },
             "alloc" => Action::Alloc {
                 buffer: words.named('b')?,
                 stream: words.named('s')?,
@@ -108,7 +144,9 @@ impl FromStr for Action {
                 wait: !words.take_if("nowait"),
                 raw: words.take_if("raw"),
             },
-            "free" => Action::Free { buffer: words.named('b')? },
+            "free" => {
+                Action::Free { buffer: words.named('b')?, elsewhere: words.take_if("elsewhere") }
+            }
             "record" => Action::Record { buffer: words.named('b')?, stream: words.named('s')? },
             "use" => Action::Use { buffer: words.named('b')?, stream: words.named('s')? },
             "check" => Action::Check { buffer: words.named('b')? },
@@ -122,6 +160,15 @@ impl FromStr for Action {
             "close-lane" => Action::CloseLane { stream: words.named('s')? },
             "capture" => Action::Capture { device: words.named('d')? },
             "end-capture" => Action::EndCapture { device: words.named('d')? },
+            "scope" => Action::Scope {
+                graph: words.named('g')?,
+                stream: words.named('s')?,
+                mode: words.mode()?,
+            },
+            "join" => Action::Join { graph: words.named('g')?, stream: words.named('s')? },
+            "finish" => Action::Finish { graph: words.named('g')? },
+            "launch" => Action::Launch { graph: words.named('g')?, stream: words.named('s')? },
+            "drop-graph" => Action::DropGraph { graph: words.named('g')? },
             "reset-peaks" => Action::ResetPeaks,
             "drop-pool" => Action::DropPool,
             "fault" => Action::Fault {
@@ -184,6 +231,12 @@ impl<'a> Words<'a> {
         number.ok_or_else(|| self.wrong(&format!("{letter} and a number"), word))
     }
 
+    fn mode(&mut self) -> Result<CaptureMode, String> {
+        let word = self.word()?;
+        let mode = MODES.iter().find(|(name, _)| *name == word);
+        mode.map(|(_, mode)| *mode).ok_or_else(|| self.wrong("the name of a capture mode", word))
+    }
+
     fn call(&mut self) -> Result<Call, String> {
         let word = self.word()?;
         let call = Call::ALL.iter().find(|call| call.name() == word);
@@ -199,7 +252,8 @@ mod tests {
     fn every_action_is_read_as_it_was_written() {
         let code = ResultCode::OUT_OF_MEMORY;
         let actions = [
-            Action::Stream { stream: 1, device: 0 },
+            Action::Stream { stream: 1, device: 0, own: false },
+            Action::Stream { stream: 2, device: 1, own: true },
             Action::Alloc {
                 buffer: 2,
                 stream: 1,
@@ -209,7 +263,8 @@ mod tests {
                 raw: false,
             },
             Action::Alloc { buffer: 3, stream: 1, bytes: 0, align: 0, wait: false, raw: true },
-            Action::Free { buffer: 2 },
+            Action::Free { buffer: 2, elsewhere: false },
+            Action::Free { buffer: 3, elsewhere: true },
             Action::Record { buffer: 2, stream: 4 },
             Action::Use { buffer: 2, stream: 4 },
             Action::Check { buffer: 7 },
@@ -221,6 +276,11 @@ mod tests {
             Action::CloseLane { stream: 9 },
             Action::Capture { device: 1 },
             Action::EndCapture { device: 1 },
+            Action::Scope { graph: 3, stream: 1, mode: CaptureMode::ThreadLocal },
+            Action::Join { graph: 3, stream: 2 },
+            Action::Finish { graph: 3 },
+            Action::Launch { graph: 3, stream: 0 },
+            Action::DropGraph { graph: 3 },
             Action::ResetPeaks,
             Action::DropPool,
             Action::Fault { call: Call::MemCreate, at: 3, code, times: 2 },
@@ -240,6 +300,7 @@ mod tests {
             ("alloc b1 s1 ten align 256", "a number"),
             ("alloc b1 s1 10 align 256 never", "the end of the line"),
             ("trim d0 now", "the end of the line"),
+            ("scope g1 s1 strict", "the name of a capture mode"),
             ("fault cuFly 1 2 3", "the name of a driver call"),
         ] {
             let error = line.parse::<Action>().unwrap_err();

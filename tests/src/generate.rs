@@ -1,7 +1,11 @@
 //! Random scripts: the setups and the actions that a seed stands for.
 
+mod requests;
+
 use vmm_pool::Placement;
-use vmm_sys::{Call, ResultCode};
+use vmm_sys::{Call, CaptureMode, ResultCode};
+
+use requests::Sizes;
 
 use crate::action::Action;
 use crate::rng::Rng;
@@ -25,6 +29,8 @@ pub enum Profile {
     Raw,
     /// As `Raw`, and every pool is in guard mode.
     Guard,
+    /// Streams are captured, and their graphs launched; one stream is the running thread's own.
+    Capture,
 }
 
 /// The run of a seed.
@@ -74,14 +80,6 @@ fn setup(profile: Profile, rng: &mut Rng) -> Setup {
     }
 }
 
-/// How large the requests of one run are, mostly.
-#[derive(Clone, Copy, Debug)]
-enum Sizes {
-    Small,
-    Large,
-    Mixed,
-}
-
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Stream,
@@ -100,6 +98,11 @@ enum Kind {
     CloseLane,
     Capture,
     EndCapture,
+    Scope,
+    Join,
+    Finish,
+    Launch,
+    DropGraph,
     ResetPeaks,
     DropPool,
     Fault,
@@ -127,6 +130,17 @@ const KINDS: &[(u64, Kind)] = &[
 
 /// Not where calls fail: the test's own calls may be among them, and would harm the capture.
 const CALM_KINDS: &[(u64, Kind)] = &[(8, Kind::Capture), (8, Kind::EndCapture)];
+
+const CAPTURE_KINDS: &[(u64, Kind)] = &[
+    (30, Kind::Scope),
+    (20, Kind::Join),
+    (30, Kind::Finish),
+    (45, Kind::Launch),
+    (12, Kind::DropGraph),
+];
+
+/// Graphs that a run has at once, open captures among them.
+const GRAPHS_MAX: usize = 4;
 
 const FAULTY_KINDS: &[(u64, Kind)] = &[(60, Kind::Fault), (40, Kind::ClearFaults)];
 
@@ -171,13 +185,19 @@ struct Generator {
     next_buffer: u32,
     streams: u32,
     live_max: usize,
-    raw: bool,
+    profile: Profile,
+    /// Graphs that are probably there, open captures among them.
+    graphs: Vec<u32>,
+    next_graph: u32,
 }
 
 impl Generator {
     fn new(profile: Profile, setup: &Setup, mut rng: Rng) -> Generator {
         let mut kinds = KINDS.to_vec();
         kinds.extend(if profile == Profile::Faulty { FAULTY_KINDS } else { CALM_KINDS });
+        if profile == Profile::Capture {
+            kinds.extend(CAPTURE_KINDS);
+        }
         let limit_bytes = setup.limit_bytes.unwrap_or(u64::MAX).min(setup.device_bytes);
         Generator {
             kinds,
@@ -188,7 +208,9 @@ impl Generator {
             next_buffer: 0,
             streams: 0,
             live_max: rng.pick(&[4, 12, 40, 120]),
-            raw: matches!(profile, Profile::Raw | Profile::Guard),
+            profile,
+            graphs: Vec::new(),
+            next_graph: 0,
             rng,
         }
     }
@@ -227,6 +249,11 @@ impl Generator {
             Kind::CloseLane => Action::CloseLane { stream: self.some_stream() },
             Kind::Capture => Action::Capture { device: self.device() },
             Kind::EndCapture => Action::EndCapture { device: self.device() },
+            Kind::Scope => self.scope(),
+            Kind::Join => Action::Join { graph: self.graph(), stream: self.some_stream() },
+            Kind::Finish => Action::Finish { graph: self.graph() },
+            Kind::Launch => Action::Launch { graph: self.graph(), stream: self.some_stream() },
+            Kind::DropGraph => self.drop_graph(),
             Kind::ResetPeaks => Action::ResetPeaks,
             Kind::DropPool => Action::DropPool,
             Kind::Fault => Action::Fault {
@@ -241,7 +268,8 @@ impl Generator {
 
     fn stream(&mut self, device: u32) -> Action {
         self.streams += 1;
-        Action::Stream { stream: self.streams - 1, device }
+        let own = self.profile == Profile::Capture && self.rng.chance(300);
+        Action::Stream { stream: self.streams - 1, device, own }
     }
 
     fn alloc(&mut self) -> Action {
@@ -251,64 +279,8 @@ impl Generator {
         let bytes = self.bytes();
         let align = self.align();
         let wait = self.rng.chance(850);
-        let raw = self.raw && self.rng.chance(600);
+        let raw = matches!(self.profile, Profile::Raw | Profile::Guard) && self.rng.chance(600);
         Action::Alloc { buffer, stream: self.some_stream(), bytes, align, wait, raw }
-    }
-
-    fn bytes(&mut self) -> u64 {
-        let rng = &mut self.rng;
-        let odd = rng.below(1000);
-        let (small, edge, large, absurd) = match self.sizes {
-            Sizes::Small => (800, 150, 45, 5),
-            Sizes::Large => (100, 100, 795, 5),
-            Sizes::Mixed => (400, 200, 395, 5),
-        };
-        match rng.weighted(&[(small, 0), (edge, 1), (large, 2), (absurd, 3)]) {
-            0 => 1 + rng.below(64 * KIB),
-            1 => rng.pick(&[
-                0,
-                1,
-                255,
-                256,
-                257,
-                511,
-                512,
-                513,
-                4096,
-                256 * KIB - 1,
-                256 * KIB,
-                256 * KIB + 1,
-                2 * MIB - 1,
-                2 * MIB,
-                2 * MIB + 1,
-                6912,
-                3_612_672,
-            ]),
-            2 => {
-                // Small ones of the large more often: like a product of two.
-                let share = 1 + rng.below(1000);
-                (self.large_max_bytes / 1000 * share * (1 + rng.below(1000)) / 1000).max(1) + odd
-            }
-            _ => rng.pick(&[
-                u64::MAX,
-                u64::MAX - 1,
-                u64::MAX - 255,
-                u64::MAX - (2 * MIB - 1),
-                1 << 63,
-                (1 << 63) - 1,
-                (1 << 46) + 1,
-                1 << 40,
-            ]),
-        }
-    }
-
-    fn align(&mut self) -> u64 {
-        let rng = &mut self.rng;
-        match rng.below(100) {
-            0..80 => 256,
-            80..98 => rng.pick(&[1, 32, 512, 1024, 4096, 64 * KIB, 2 * MIB, 32 * MIB]),
-            _ => rng.pick(&[0, 3, 1 << 63, 1 << 35, 768]),
-        }
     }
 
     fn free(&mut self) -> Action {
@@ -321,7 +293,34 @@ impl Generator {
             1 => self.live.len() - 1,
             _ => self.rng.below(self.live.len() as u64) as usize,
         };
-        Action::Free { buffer: self.live.remove(index) }
+        let elsewhere = self.profile == Profile::Capture && self.rng.chance(150);
+        Action::Free { buffer: self.live.remove(index), elsewhere }
+    }
+
+    fn scope(&mut self) -> Action {
+        if self.graphs.len() >= GRAPHS_MAX {
+            return self.drop_graph();
+        }
+        let graph = self.next_graph;
+        self.next_graph += 1;
+        self.graphs.push(graph);
+        let modes = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
+        Action::Scope { graph, stream: self.some_stream(), mode: self.rng.pick(&modes) }
+    }
+
+    fn drop_graph(&mut self) -> Action {
+        if self.graphs.is_empty() {
+            return Action::DropGraph { graph: 0 };
+        }
+        let index = self.rng.below(self.graphs.len() as u64) as usize;
+        Action::DropGraph { graph: self.graphs.remove(index) }
+    }
+
+    fn graph(&mut self) -> u32 {
+        match self.graphs.as_slice() {
+            [] => 0,
+            graphs => self.rng.pick(graphs),
+        }
     }
 
     fn buffer(&mut self) -> u32 {
@@ -346,8 +345,14 @@ mod tests {
 
     #[test]
     fn the_seed_is_the_script_and_the_script_is_its_text() {
-        let profiles =
-            [Profile::Plain, Profile::Faulty, Profile::Background, Profile::Raw, Profile::Guard];
+        let profiles = [
+            Profile::Plain,
+            Profile::Faulty,
+            Profile::Background,
+            Profile::Raw,
+            Profile::Guard,
+            Profile::Capture,
+        ];
         for profile in profiles {
             for seed in 0..50 {
                 let script = script(profile, seed);

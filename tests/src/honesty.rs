@@ -91,15 +91,15 @@ pub(crate) fn check_largest(
 }
 
 /// A shortage is honest only if the request would not fit were every free chunk given back: chunks
-/// that hold nothing alive count against nobody.
+/// that hold nothing alive count against nobody, except `kept_bytes` for graphs.
 ///
 /// # Errors
 /// In words, that there was room.
 pub(crate) fn check_shortage<'a>(
     setup: &Setup,
     lane: &Lane,
-    pool: u64,
-    request: &Request,
+    (pool, request): (u64, &Request),
+    kept_bytes: u64,
     entries: impl Iterator<Item = &'a Entry>,
 ) -> Result<(), String> {
     let device = lane.device();
@@ -129,6 +129,7 @@ pub(crate) fn check_shortage<'a>(
     let limit_bytes = limit_bytes - limit_bytes % granularity;
     let device_bytes = setup.device_bytes.saturating_sub(foreign_bytes);
     let room = limit_bytes.min(device_bytes).saturating_sub(pinned.values().sum());
+    let room = room.saturating_sub(kept_bytes);
     let small = is_small(setup, request.bytes(), request.align_bytes());
     let need = if small { SLAB_BYTES } else { request.bytes() };
     let need = need.next_multiple_of(granularity);

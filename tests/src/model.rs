@@ -28,6 +28,8 @@ pub struct Entry {
     pub lane_closed: bool,
     /// What it must hold.
     pub contents: Contents,
+    /// The capture that it was given out in: only launches of its graph write to it.
+    pub graph: Option<u32>,
     /// Streams told to the pool, other than its lane's.
     pub recorded: BTreeSet<u32>,
 }
@@ -47,6 +49,26 @@ pub struct Model {
     shadow: Shadow,
     parked: Vec<Parked>,
     held: BTreeSet<u32>,
+    graphs: BTreeMap<u32, GraphRanges>,
+    /// Those of graphs that are gone, with the held streams that their launches are behind.
+    gone: Vec<(GraphRanges, BTreeSet<u32>)>,
+}
+
+/// What a graph was given: nobody else may be, freed or not.
+#[derive(Clone, Debug, Default)]
+struct GraphRanges {
+    /// (address, bytes).
+    ranges: Vec<(u64, u64)>,
+    /// Streams that it was launched on.
+    launched: BTreeSet<u32>,
+}
+
+impl GraphRanges {
+    fn touches(&self, address: u64, bytes: u64) -> bool {
+        self.ranges
+            .iter()
+            .any(|(start, length)| *start < address + bytes && address < start + length)
+    }
 }
 
 impl Model {
@@ -86,6 +108,10 @@ impl Model {
     /// A fault of the model itself.
     pub fn release(&mut self, stream: u32) -> Result<(), String> {
         self.held.remove(&stream);
+        self.gone.retain_mut(|(_, behind)| {
+            behind.remove(&stream);
+            !behind.is_empty()
+        });
         for parked in &mut self.parked {
             parked.waits_for.remove(&stream);
         }
@@ -118,9 +144,51 @@ impl Model {
                 return Err(format!("{:#x} is not aligned to {align}", entry.address));
             }
             self.shadow.insert(entry.address, entry.bytes, Owner::Live(number))?;
+            self.check_graphs(entry.graph, entry.address, entry.bytes)?;
         }
         self.entries.insert(number, entry);
         Ok(())
+    }
+
+    /// Memory that a request got must be no graph's, but that of the capture it was made in.
+    fn check_graphs(&self, own: Option<u32>, address: u64, bytes: u64) -> Result<(), String> {
+        let others = self.graphs.iter().filter(|(number, _)| own != Some(**number));
+        let mut all = others.map(|(_, it)| it).chain(self.gone.iter().map(|(it, _)| it));
+        match all.find(|graph| graph.touches(address, bytes)) {
+            None => Ok(()),
+            Some(graph) => Err(format!("{bytes} bytes at {address:#x} are a graph's: {graph:?}")),
+        }
+    }
+
+    /// A capture was given memory.
+    ///
+    /// # Errors
+    /// In words, if it is another graph's.
+    pub fn given_to_graph(&mut self, number: u32, address: u64, bytes: u64) -> Result<(), String> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.check_graphs(Some(number), address, bytes)?;
+        self.graphs.entry(number).or_default().ranges.push((address, bytes));
+        Ok(())
+    }
+
+    /// A graph was launched.
+    pub fn launched(&mut self, number: u32, stream: u32) {
+        self.graphs.entry(number).or_default().launched.insert(stream);
+    }
+
+    /// A graph is dropped. Its memory stays taken while a stream of its launches is held; buffers of
+    /// its capture are the last of their lanes.
+    pub fn graph_is_gone(&mut self, number: u32) {
+        for entry in self.entries.values_mut().filter(|entry| entry.graph == Some(number)) {
+            entry.lane_closed = true;
+        }
+        let Some(graph) = self.graphs.remove(&number) else { return };
+        let behind: BTreeSet<u32> = graph.launched.intersection(&self.held).copied().collect();
+        if !behind.is_empty() {
+            self.gone.push((graph, behind));
+        }
     }
 
     /// A stream was recorded.
@@ -133,11 +201,12 @@ impl Model {
         }
     }
 
-    /// A buffer is about to be dropped. Its memory stays taken while a recorded stream is held.
+    /// A buffer is about to be dropped. Its memory stays taken while a recorded stream is held; and
+    /// its own, if that is a thread's own and the drop happens in another (`elsewhere`).
     ///
     /// # Errors
     /// A fault of the model itself.
-    pub fn freed(&mut self, number: u32) -> Result<(), String> {
+    pub fn freed(&mut self, number: u32, elsewhere: bool) -> Result<(), String> {
         let Some(entry) = self.entries.remove(&number) else {
             return Err(format!("buffer {number} is not alive"));
         };
@@ -145,7 +214,9 @@ impl Model {
             return Ok(());
         }
         self.forget(number, entry.address)?;
-        let waits_for: BTreeSet<u32> = entry.recorded.intersection(&self.held).copied().collect();
+        let mut users = entry.recorded.clone();
+        users.extend(elsewhere.then_some(entry.stream));
+        let waits_for: BTreeSet<u32> = users.intersection(&self.held).copied().collect();
         if !waits_for.is_empty() {
             self.shadow.insert(entry.address, entry.bytes, Owner::Limbo(number))?;
             self.parked.push(Parked { number, entry, waits_for });

@@ -60,6 +60,26 @@ fn raw_runs() {
     }
 }
 
+/// Captures in every mode, whose graphs are launched and checked whatever comes between. A thread's
+/// own stream is held here, which on a GPU holds every copy of the host.
+#[test]
+fn capture_runs() {
+    let Some(Outcome { tally, .. }) = all("capture_runs", Profile::Capture, 1500, 0) else {
+        return;
+    };
+    let seen = [
+        tally.served,
+        tally.short,
+        tally.checked,
+        tally.limbo,
+        tally.retired,
+        tally.captures,
+        tally.launches,
+    ];
+    assert!(seen.iter().all(|count| *count > 100), "hardly anything was tested: {tally:?}");
+    assert_eq!((tally.failed, tally.faults), (0, 0));
+}
+
 #[test]
 fn a_script_from_a_file() {
     let Ok(path) = std::env::var("VMM_TEST_SCRIPT") else {

@@ -6,7 +6,7 @@ use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, process};
 
 use crate::error::Error;
-use crate::lane::{self, LaneCell};
+use crate::lane::{self, Gate, LaneCell};
 
 /// Memory of one device at a stable address. Dropping it frees in stream order: work enqueued on
 /// the lane's stream before the drop may still use it, and so may work on streams named by
@@ -68,6 +68,18 @@ impl Buffer {
         let address = self.address;
         std::mem::forget(self);
         address
+    }
+
+    /// Drops it: its memory is not reused before these gates have passed, too.
+    pub(crate) fn drop_behind(mut self, gates: &[Gate]) {
+        if let Some(cell) = self.cell.take_if(|_| !process::is_forked_child()) {
+            self.free_special(cell, gates);
+        }
+    }
+
+    fn free_special(&mut self, cell: &'static LaneCell, gates: &[Gate]) {
+        let crossed = self.crossed.take().map_or_else(Vec::new, |crossed| *crossed);
+        lane::free_special(cell, self.offset, self.bytes, crossed, gates);
     }
 
     /// The device address; 0 for an empty buffer.
@@ -175,8 +187,7 @@ impl Drop for Buffer {
             return;
         }
         if self.home.special {
-            let crossed = self.crossed.take().map_or_else(Vec::new, |crossed| *crossed);
-            lane::free_special(cell, self.offset, self.bytes, crossed);
+            self.free_special(cell, &[]);
             return;
         }
         let retire = {

@@ -14,7 +14,7 @@ use vmm_sys::{CaptureStatus, process};
 
 use crate::buffer::Buffer;
 use crate::error::Error;
-use crate::lane::{Lane, undivert};
+use crate::lane::{Gate, Lane, undivert};
 use crate::lanes::LaneRef;
 
 /// Memory of captured graphs, reserved for them until the last clone is dropped.
@@ -58,7 +58,7 @@ impl GraphMemory {
     }
 
     /// Keeps a buffer that was allocated outside of the scope and that a graph uses: it is dropped
-    /// with this memory, behind the same streams.
+    /// with this memory, behind the same streams. Of another driver, it is dropped as buffers are.
     pub fn keep(&self, buffer: Buffer) {
         self.0.kept.lock().push(buffer);
     }
@@ -88,15 +88,17 @@ impl Drop for Graph {
         }
         let lanes = std::mem::take(self.lanes.get_mut());
         let streams = std::mem::take(self.launch_streams.get_mut());
-        for mut buffer in self.kept.get_mut().drain(..) {
-            for stream in lanes.iter().map(Lane::stream).chain(&streams) {
-                if let Err(error) = buffer.record_stream(stream) {
-                    tracing::warn!(%error, "a kept buffer is of another driver than its graph");
-                }
-            }
+        let Some(first) = lanes.first() else { return };
+        // A launch on any of these streams may use the memory of all lanes.
+        let gates: Vec<Gate> = lanes
+            .iter()
+            .map(Lane::gate_of_its_stream)
+            .chain(streams.iter().map(|stream| first.gate(stream)))
+            .collect();
+        for buffer in self.kept.get_mut().drain(..) {
+            buffer.drop_behind(&gates);
         }
         for lane in &lanes {
-            let gates: Vec<_> = streams.iter().map(|stream| lane.gate(stream)).collect();
             lane.close_private(&gates);
         }
     }

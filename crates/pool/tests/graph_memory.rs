@@ -140,6 +140,41 @@ fn a_capture_that_spreads_is_followed() {
 }
 
 #[test]
+fn memory_of_every_branch_waits_for_launches_on_every_captured_stream() {
+    let rig = Rig::new(|b| b.chunk(ChunkSize::Fixed(2 * MIB)));
+    let out = rig.lane.alloc(4 * WORDS).unwrap();
+    let branch = Stream::create(&rig.driver, HOME).unwrap();
+    let branch_lane = rig.pool.lane(&branch).unwrap();
+    for launched_on in [&rig.stream, &branch] {
+        let scope = rig.lane.capture().unwrap();
+        begin(&rig, &rig.stream, CaptureMode::Global);
+        scope.join(&branch_lane).unwrap();
+        let own = rig.lane.alloc(2 * MIB).unwrap();
+        order(&rig, &rig.stream, &branch);
+        let other = branch_lane.alloc(2 * MIB).unwrap();
+        fill(&rig, &branch, &other, 8);
+        copy(&rig, &branch, &own, &other);
+        order(&rig, &branch, &rig.stream);
+        copy(&rig, &rig.stream, &out, &own);
+        drop((own, other));
+        let graph = Graph::end(&rig, &rig.stream);
+        let memory = scope.finish();
+        let held = Held::new(&rig.sim, launched_on.handle());
+        graph.launch(launched_on);
+        let calls = rig.calls(|| drop((graph, memory)));
+        assert_eq!(calls.of(Call::MemUnmap), 0, "it is in flight: {calls}");
+        assert_eq!(rig.stats().limbo_bytes, 4 * MIB);
+        drop(held);
+        launched_on.synchronize().unwrap(); // no fault
+        assert!(holds(&out, 8));
+        rig.pool.trim(HOME).unwrap();
+        assert_eq!(rig.stats().limbo_bytes, 0);
+    }
+    drop((out, branch_lane, branch));
+    rig.end();
+}
+
+#[test]
 fn graphs_that_never_run_together_can_share_their_memory() {
     let rig = busy_rig(false);
     let outs = [rig.lane.alloc(4 * WORDS).unwrap(), rig.lane.alloc(4 * WORDS).unwrap()];

@@ -23,6 +23,18 @@ pub enum Failure {
         /// How many there are.
         count: u32,
     },
+    /// A number that stands for no graph.
+    #[error("graph {0}: expected a number from vmm_pool_torch_capture_begin, not yet destroyed")]
+    UnknownGraph(u64),
+    /// The capture is over.
+    #[error("the capture of graph {0} has ended: expected one that is open")]
+    CaptureEnded(u64),
+    /// Nothing can be recorded on the stream.
+    #[error(
+        "the stream is being captured, so that it must not be destroyed: expected it to be kept, \
+         and said to be gone again after the capture"
+    )]
+    StreamCaptured,
     /// There is no driver to take memory from.
     #[error("{0}")]
     NoDriver(String),

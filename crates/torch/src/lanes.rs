@@ -134,7 +134,7 @@ pub(crate) unsafe fn lane(key: Key) -> Result<Lane, Failure> {
     Ok(lane)
 }
 
-/// Ends the lane of a stream that is about to be destroyed.
+/// Ends the lane of a stream that is about to be destroyed, which it must not be while it is captured.
 ///
 /// # Safety
 /// The stream is live.
@@ -146,8 +146,12 @@ pub(crate) unsafe fn close(key: Key) -> Result<(), Failure> {
     let known = known.or_else(|| recent::with(key, Lane::clone));
     recent::forget(key);
     let Some(lane) = known else { return Ok(()) };
-    pool(lane.device())?.close_lane(lane.stream());
-    Ok(())
+    if pool(lane.device())?.close_lane(lane.stream()) {
+        return Ok(());
+    }
+    // To be asked again.
+    LANES.lock().insert(key, lane);
+    Err(Failure::StreamCaptured)
 }
 
 /// Gives everything idle back.

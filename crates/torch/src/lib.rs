@@ -19,10 +19,34 @@
 //! not ask for no bytes, never sees; freeing NULL does nothing. In a forked child nothing is given
 //! and nothing is taken back. When the process exits, nothing is torn down and nothing is said.
 //!
+//! # Stream captures
+//!
+//! No call here harms a capture, in any mode, told of it or not.
+//!
+//! A graph uses the addresses that were given out while it was captured whenever it is launched,
+//! long after their tensors are gone. PyTorch tells an allocator of its kind about captures by C++
+//! objects only, so a program has to tell this one, around `torch.cuda.graph`:
+//!
+//! ```python
+//! graph = pool.vmm_pool_torch_capture_begin(device, stream.cuda_stream, 0)
+//! with torch.cuda.graph(g, stream=stream):
+//!     ...
+//! pool.vmm_pool_torch_capture_end(graph)
+//! ...                     # launch it, on this stream
+//! del g                   # with its executable graph
+//! pool.vmm_pool_torch_graph_destroyed(graph)
+//! ```
+//!
+//! Then what the stream asks for in between is the graph's, freed or not, until
+//! [`vmm_pool_torch_graph_destroyed`]. **Not told**, such memory is ordinary: what is freed is reused
+//! by whatever comes next, and a launch of the graph writes over that. Then keep every tensor of
+//! the capture as long as the graph, temporary ones too, or do not capture.
+//!
 //! The context that is current in the calling thread is left as it is: the driver puts it back
 //! after each of its own calls.
 
 mod failure;
+mod graphs;
 mod lanes;
 mod recent;
 
@@ -169,7 +193,8 @@ pub extern "C" fn vmm_pool_torch_empty_cache() {
     guarded((), || kept((), lanes::empty()));
 }
 
-/// Says that `stream` is about to be destroyed: its memory goes back with its last block.
+/// Says that `stream` is about to be destroyed: its memory goes back with its last block. While it is
+/// being captured it must not be, and the failure says so: then say this again after the capture.
 ///
 /// # Safety
 /// The stream is live, and no other function is called for it meanwhile.
@@ -178,6 +203,77 @@ pub unsafe extern "C" fn vmm_pool_torch_stream_destroyed(device: c_int, stream: 
     let key = Key::new(device, stream.addr());
     // SAFETY: live by this function's own condition.
     guarded((), || kept((), unsafe { lanes::close(key) }));
+}
+
+/// Opens a stream capture: memory that is asked for on `stream` from now on is kept for the graph
+/// that it makes. To be called before the capture begins.
+///
+/// `shared` is 0, or the number of a graph that never runs at the same time and needs nothing of
+/// what the other left in its memory: then both have the same. Returns the graph's number, or 0 on
+/// failure.
+///
+/// # Safety
+/// As [`vmm_pool_torch_alloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmm_pool_torch_capture_begin(
+    device: c_int,
+    stream: *mut c_void,
+    shared: u64,
+) -> u64 {
+    let key = Key::new(device, stream.addr());
+    // SAFETY: the caller vouches for the stream.
+    guarded(0, || kept(0, unsafe { graphs::begin(key, shared) }))
+}
+
+/// Says that the open capture spreads to `stream`, before its first request in it. 0, or -1 on
+/// failure.
+///
+/// # Safety
+/// As [`vmm_pool_torch_alloc`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmm_pool_torch_capture_join(
+    graph: u64,
+    device: c_int,
+    stream: *mut c_void,
+) -> c_int {
+    let key = Key::new(device, stream.addr());
+    // SAFETY: the caller vouches for the stream.
+    done(|| unsafe { graphs::join(graph, key) })
+}
+
+/// Ends an open capture, after it has ended in the driver: its streams ask for ordinary memory
+/// again. 0, or -1 on failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmm_pool_torch_capture_end(graph: u64) -> c_int {
+    done(|| graphs::end(graph))
+}
+
+/// Says that the graph is launched on `stream`, other than those that were captured. 0, or -1 on
+/// failure.
+///
+/// # Safety
+/// As [`vmm_pool_torch_alloc`]; the stream lives as long as the graph.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmm_pool_torch_graph_launched_on(
+    graph: u64,
+    device: c_int,
+    stream: *mut c_void,
+) -> c_int {
+    let key = Key::new(device, stream.addr());
+    // SAFETY: the caller vouches for the stream.
+    done(|| unsafe { graphs::launched_on(graph, key) })
+}
+
+/// Says that the graph is not launched any more: its memory goes back once the launches that were
+/// enqueued are done. Also for a capture that failed, in place of its end. 0, or -1 on failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmm_pool_torch_graph_destroyed(graph: u64) -> c_int {
+    done(|| graphs::destroyed(graph))
+}
+
+/// 0 if all went well, else -1 with the failure kept.
+fn done(work: impl FnOnce() -> Result<(), Failure>) -> c_int {
+    guarded(-1, || kept(-1, work().map(|()| 0)))
 }
 
 /// The calling thread's last failure in words, or NULL if there was none. Valid until the thread's

@@ -3,7 +3,7 @@
 use vmm_pool::{Error, Lane, Request};
 use vmm_sys::DeviceId;
 
-use super::{Runner, Step};
+use super::{GraphSlot, Runner, Step};
 use crate::contents::Contents;
 use crate::honesty;
 use crate::memory::Memory;
@@ -33,6 +33,7 @@ impl Runner<'_> {
         if honesty::must_refuse(&self.script.setup, request).is_some() {
             return Err(format!("{request:?} was served"));
         }
+        let capture = self.capture_of(stream);
         let slot = &self.streams[&stream];
         self.tally.served += 1;
         self.served += 1;
@@ -53,12 +54,19 @@ impl Runner<'_> {
             stream,
             pool: self.pools,
             lane_closed: false,
+            graph: capture,
             contents,
             recorded: Default::default(),
         };
         self.model.born(number, entry)?;
+        let device = slot.device;
+        if let Some(graph) = capture {
+            self.born_in_capture(graph, &buffer, contents)?;
+        }
+        let slot = &self.streams[&stream];
         // In stream order, or from the host where the stream has nothing more to do.
-        if self.served.is_multiple_of(2) || self.model.is_held(stream) {
+        let by_stream = capture.is_some() || self.model.is_held(stream) || !self.can_copy(device);
+        if self.served.is_multiple_of(2) || by_stream {
             contents.enqueue(&buffer, &slot.stream)?;
         } else {
             let _calm = self.calm()?;
@@ -85,6 +93,10 @@ impl Runner<'_> {
                     return Ok(());
                 }
                 honesty::check_figures(facts)?;
+                if self.graphs.values().any(GraphSlot::is_open) {
+                    // What a capture keeps in place cannot serve meanwhile.
+                    return Ok(());
+                }
                 // What an earlier pool still holds may come back with the next request.
                 if self.pools == 1 {
                     honesty::check_largest(&self.script.setup, lane, request, facts)?;
@@ -92,7 +104,9 @@ impl Runner<'_> {
                 if request.may_wait() {
                     let entries = self.model.entries();
                     let setup = &self.script.setup;
-                    honesty::check_shortage(setup, lane, self.pools, request, entries)?;
+                    let kept_bytes = self.kept_for_graphs(lane.device().0);
+                    let asked = (self.pools, request);
+                    honesty::check_shortage(setup, lane, asked, kept_bytes, entries)?;
                 }
                 Ok(())
             }
@@ -104,7 +118,7 @@ impl Runner<'_> {
         }
     }
 
-    pub(super) fn free(&mut self, number: u32) -> Step {
+    pub(super) fn free(&mut self, number: u32, elsewhere: bool) -> Step {
         let Some(entry) = self.model.entry(number) else { return Ok(()) };
         if entry.lane_closed {
             // The last drop of a closed lane waits for its streams.
@@ -114,8 +128,15 @@ impl Runner<'_> {
         if due {
             self.check(number)?;
         }
-        self.model.freed(number)?;
-        self.buffers.remove(&number).map_or(Ok(()), Memory::free)
+        let stream = self.model.entry(number).map(|entry| entry.stream);
+        let own = stream.and_then(|it| self.streams.get(&it)).is_some_and(|slot| slot.own);
+        self.model.freed(number, own && elsewhere)?;
+        let Some(buffer) = self.buffers.remove(&number) else { return Ok(()) };
+        if elsewhere {
+            let freed = std::thread::scope(|scope| scope.spawn(|| buffer.free()).join());
+            return freed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        }
+        buffer.free()
     }
 
     /// Whether there was something to record.
@@ -139,7 +160,8 @@ impl Runner<'_> {
         };
         let slot = &self.streams[&stream];
         // Other devices have no access to the memory.
-        match slot.device == entry.device {
+        let captured = entry.graph.is_some() || self.capture_of(stream).is_some();
+        match slot.device == entry.device && !captured {
             true => entry.contents.enqueue(buffer, &slot.stream),
             false => Ok(()),
         }
@@ -150,8 +172,9 @@ impl Runner<'_> {
         else {
             return Ok(());
         };
-        if self.model.is_held(entry.stream) {
-            return Ok(()); // not written yet
+        let busy = self.model.is_held(entry.stream) || self.capture_of(entry.stream).is_some();
+        if busy || entry.graph.is_some() || !self.can_copy(entry.device) {
+            return Ok(()); // not written yet, or by launches only
         }
         let _calm = self.calm()?;
         let stream = &self.streams[&entry.stream].stream;

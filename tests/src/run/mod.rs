@@ -1,5 +1,6 @@
 //! Runs a script on a pool and compares every step with the model.
 
+mod graph_steps;
 mod memory_steps;
 mod outcome;
 mod stream_steps;
@@ -14,6 +15,7 @@ use vmm_sys::DeviceId;
 use vmm_sys::object::Stream;
 use vmm_sys::sim::FaultPlan;
 
+use graph_steps::GraphSlot;
 pub use outcome::{Failure, Tally};
 
 use crate::action::Action;
@@ -51,6 +53,8 @@ struct StreamSlot {
     device: u32,
     lane: Option<Lane>,
     hold: Option<Hold>,
+    /// The default stream of the thread that runs the script.
+    own: bool,
 }
 
 struct Runner<'a> {
@@ -61,6 +65,7 @@ struct Runner<'a> {
     streams: BTreeMap<u32, StreamSlot>,
     /// Streams that are being captured, by device.
     captured: BTreeMap<u32, Stream>,
+    graphs: BTreeMap<u32, GraphSlot>,
     pool: Option<Pool>,
     /// Pools made so far.
     pools: u64,
@@ -84,6 +89,7 @@ impl<'a> Runner<'a> {
             buffers: BTreeMap::new(),
             streams: BTreeMap::new(),
             captured: BTreeMap::new(),
+            graphs: BTreeMap::new(),
             pool: None,
             pools: 0,
             clock: RunClock::default(),
@@ -106,20 +112,22 @@ impl<'a> Runner<'a> {
 
     fn act(&mut self, action: &Action) -> Step {
         match action {
-            Action::Stream { stream, device } => self.make_stream(*stream, *device),
+            Action::Stream { stream, device, own } => self.make_stream(*stream, *device, *own),
             Action::Alloc { buffer, stream, bytes, align, wait, raw } => {
                 let request = Request::new(*bytes).align(*align);
                 self.alloc(*buffer, *stream, if *wait { request } else { request.no_wait() }, *raw)
             }
-            Action::Free { buffer } => self.free(*buffer),
+            Action::Free { buffer, elsewhere } => self.free(*buffer, *elsewhere),
             Action::Record { buffer, stream } => self.record(*buffer, *stream).map(|_| ()),
             Action::Use { buffer, stream } => self.use_on(*buffer, *stream),
             Action::Check { buffer } => self.check(*buffer),
             Action::Hold { stream } => self.hold(*stream),
             Action::Release { stream } => self.release(*stream),
             Action::Busy { stream, us } => match self.streams.get(stream) {
-                Some(slot) => keep_busy(&slot.stream, *us).map_err(|error| error.to_string()),
-                None => Ok(()),
+                Some(slot) if self.capture_of(*stream).is_none() => {
+                    keep_busy(&slot.stream, *us).map_err(|error| error.to_string())
+                }
+                _ => Ok(()),
             },
             Action::Trim { device } => self.trim(*device),
             Action::TrimIdle { device, ms } => self.trim_idle(*device, *ms),
@@ -131,6 +139,11 @@ impl<'a> Runner<'a> {
             Action::CloseLane { stream } => self.close_lane(*stream),
             Action::Capture { device } => self.capture(*device),
             Action::EndCapture { device } => self.end_capture(*device),
+            Action::Scope { graph, stream, mode } => self.begin_scope(*graph, *stream, *mode),
+            Action::Join { graph, stream } => self.join_scope(*graph, *stream),
+            Action::Finish { graph } => self.finish_scope(*graph),
+            Action::Launch { graph, stream } => self.launch(*graph, *stream),
+            Action::DropGraph { graph } => self.drop_graph(*graph),
             Action::ResetPeaks => {
                 if let Some(pool) = &self.pool {
                     pool.reset_peaks();
@@ -217,11 +230,16 @@ impl<'a> Runner<'a> {
     }
 
     fn close_lane(&mut self, number: u32) -> Step {
+        if self.capture_of(number).is_some() {
+            return Ok(());
+        }
         self.release_all()?;
         let (Some(pool), Some(slot)) = (&self.pool, self.streams.get_mut(&number)) else {
             return Ok(());
         };
-        pool.close_lane(&slot.stream);
+        if !pool.close_lane(&slot.stream) {
+            return Err("the handle of an owned stream is needed".into());
+        }
         self.model.close(self.pools, Some(number));
         match slot.lane.take().map(|lane| lane.alloc(1)) {
             None | Some(Err(Error::LaneClosed)) => Ok(()),
@@ -231,6 +249,8 @@ impl<'a> Runner<'a> {
 
     fn drop_pool(&mut self) -> Step {
         self.release_all()?;
+        // They would keep it open.
+        self.drop_graphs()?;
         for slot in self.streams.values_mut() {
             slot.lane = None;
         }
@@ -257,12 +277,13 @@ impl<'a> Runner<'a> {
         for device in 0..self.script.setup.devices {
             self.end_capture(device)?;
         }
+        self.drop_graphs()?;
         for slot in self.streams.values() {
             slot.stream.synchronize().map_err(|error| error.to_string())?;
         }
         for number in self.model.numbers() {
             self.check(number)?;
-            self.model.freed(number)?;
+            self.model.freed(number, false)?;
             self.buffers.remove(&number).map_or(Ok(()), Memory::free)?;
             self.compare()?;
         }

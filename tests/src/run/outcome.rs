@@ -26,6 +26,10 @@ pub struct Tally {
     pub idled: u64,
     /// Driver calls that were made to fail.
     pub faults: u64,
+    /// Captures with memory of their own.
+    pub captures: u64,
+    /// Launches of their graphs.
+    pub launches: u64,
 }
 
 impl AddAssign for Tally {
@@ -40,6 +44,8 @@ impl AddAssign for Tally {
         self.retired += other.retired;
         self.idled += other.idled;
         self.faults += other.faults;
+        self.captures += other.captures;
+        self.launches += other.launches;
     }
 }
 

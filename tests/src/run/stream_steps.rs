@@ -1,20 +1,36 @@
 //! Steps that concern streams: holds and captures.
 
-use vmm_sys::object::RelaxedCapture;
+use vmm_sys::object::{RelaxedCapture, Stream};
 use vmm_sys::{CaptureMode, CaptureStatus, DeviceId};
 
-use super::{Runner, Step, StreamSlot};
+use super::{GraphSlot, Runner, Step, StreamSlot};
 
 impl Runner<'_> {
-    pub(super) fn make_stream(&mut self, number: u32, device: u32) -> Step {
-        if device < self.script.setup.devices && !self.streams.contains_key(&number) {
-            let stream = self.machine.stream(device);
-            self.streams.insert(number, StreamSlot { stream, device, lane: None, hold: None });
+    pub(super) fn make_stream(&mut self, number: u32, device: u32, own: bool) -> Step {
+        let taken = self.streams.values().any(|slot| own && slot.own && slot.device == device);
+        if device >= self.script.setup.devices || taken || self.streams.contains_key(&number) {
+            return Ok(());
         }
+        let stream = match own {
+            true => Stream::per_thread(self.machine.driver(), DeviceId(device))
+                .map_err(|error| error.to_string())?,
+            false => self.machine.stream(device),
+        };
+        self.streams.insert(number, StreamSlot { stream, device, lane: None, hold: None, own });
         Ok(())
     }
 
+    /// Whether the host may copy: a copy is work of the legacy stream, which would wait for a
+    /// thread's own stream, and spoil its capture.
+    pub(super) fn can_copy(&self, device: u32) -> bool {
+        let mut own = self.streams.iter().filter(|(_, slot)| slot.own && slot.device == device);
+        own.all(|(number, _)| !self.model.is_held(*number) && self.capture_of(*number).is_none())
+    }
+
     pub(super) fn hold(&mut self, number: u32) -> Step {
+        if self.capture_of(number).is_some() {
+            return Ok(());
+        }
         let _calm = self.calm()?;
         let Some(slot) = self.streams.get_mut(&number) else { return Ok(()) };
         if slot.hold.is_none() {
@@ -67,7 +83,8 @@ impl Runner<'_> {
 
     /// What the test itself does must not harm a capture either.
     pub(super) fn calm(&self) -> Result<Option<RelaxedCapture>, String> {
-        if self.captured.is_empty() {
+        let open = self.graphs.values().any(GraphSlot::is_open);
+        if self.captured.is_empty() && !open {
             return Ok(None);
         }
         let relaxed = RelaxedCapture::enter(self.machine.driver());

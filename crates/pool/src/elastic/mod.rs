@@ -191,6 +191,7 @@ impl ElasticBuffer {
     ///
     /// # Errors
     /// [`ElasticError::NoAccess`] if the stream's device has no access to the buffer,
+    /// [`ElasticError::StillUsed`] if its memory has earlier users on a stream that is being captured,
     /// [`Error::UnknownDevice`] if the stream belongs to another driver.
     pub fn use_on(&self, stream: &Stream) -> Result<Use, Error> {
         uses::Uses::begin(&self.body, stream)

@@ -15,7 +15,7 @@ use super::body::Body;
 use super::error::ElasticError;
 use crate::device::Device;
 use crate::error::Error;
-use crate::lane::{Asker, Gate, is_captured, record};
+use crate::lane::{Asker, Gate, Waited, is_captured, record};
 
 /// How many streams are remembered before those whose work is done are looked for.
 const STREAMS_MIN: usize = 16;
@@ -146,7 +146,10 @@ impl Uses {
         }
         let captured = is_captured(stream);
         for (_, gate) in &before {
-            if captured { gate.wait()? } else { gate.order(stream)? }
+            let waited = if captured { gate.wait()? } else { gate.order(stream)? };
+            if waited == Waited::Captured {
+                return Err(ElasticError::StillUsed { offset: 0 }.into());
+            }
         }
         Ok(())
     }

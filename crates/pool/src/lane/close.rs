@@ -1,6 +1,6 @@
 //! Giving memory back: trim a lane's free chunks, retire a lane for good.
 
-use super::gate::{Gate, is_captured, record};
+use super::gate::{is_captured, record};
 use super::limbo::Retired;
 use super::{LaneCell, LaneState, Wait, sweep};
 use crate::device::Device;
@@ -40,7 +40,7 @@ fn empty(lane: LaneRef, only_at: Option<u64>, wait: Wait, turn: Turn) -> bool {
             return false;
         }
         // The handle of a stream that is gone must not be asked about.
-        state.last.is_none().then(|| state.stream.clone())
+        (!state.is_gone()).then(|| state.stream.clone())
     };
     if stream.is_some_and(|stream| is_captured(&stream)) {
         return false;
@@ -137,8 +137,7 @@ pub(crate) fn close(lane: LaneRef, gone: bool) {
 pub(crate) fn gate_for_good(lane: LaneRef) {
     let (device, stream) = {
         let Some(mut state) = lane.lock() else { return };
-        let recorded = matches!(state.last, Some(Gate::Event(_) | Gate::Passed));
-        if recorded || !state.stream.is_borrowed() {
+        if !state.needs_handle() {
             return;
         }
         // Until the gate is in place the lane must not retire.

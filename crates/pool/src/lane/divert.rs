@@ -60,7 +60,7 @@ impl Lane {
         self.reference().lock().map_or(0, |state| state.region.mapped_bytes())
     }
 
-    /// Ends a private lane: what it holds leaves behind its stream and the launches, except what
+    /// Ends a private lane: what it holds leaves behind its stream and `launches`, except what
     /// buffers that are alive still need.
     pub(crate) fn close_private(&self, launches: &[Gate]) {
         let lane = self.reference();
@@ -70,6 +70,12 @@ impl Lane {
         }
         close(lane, false);
         trim(lane, Wait::No, Turn::Requester);
+    }
+
+    /// A gate behind what is enqueued on the lane's stream now, or was before it went.
+    pub(crate) fn gate_of_its_stream(&self) -> Gate {
+        let last = self.reference().lock().and_then(|state| state.last.clone());
+        last.unwrap_or_else(|| self.gate(&self.stream))
     }
 
     /// A gate behind what is enqueued on `stream` now.

@@ -45,10 +45,10 @@ impl Gate {
 
     /// Later work of `stream` waits for the gate, in stream order; the host waits only for what no
     /// event stands for.
-    pub(crate) fn order(&self, stream: &Stream) -> DriverResult<()> {
+    pub(crate) fn order(&self, stream: &Stream) -> DriverResult<Waited> {
         match self.now() {
-            Gate::Event(recorded) => stream.wait_event(&recorded.event),
-            gate => gate.wait().map(drop),
+            Gate::Event(recorded) => stream.wait_event(&recorded.event).map(|()| Waited::Done),
+            gate => gate.wait(),
         }
     }
 
@@ -64,6 +64,21 @@ impl Gate {
     /// Whether an event has still to be recorded for it on the stream of this identity.
     pub(crate) fn is_due_on(&self, id: StreamId) -> bool {
         matches!(self.now(), Gate::Unrecorded(stream) if stream.id() == id)
+    }
+
+    /// Whether memory of `lane`'s stream has to wait for it: not if it is of that very stream, in
+    /// whose order the memory is, nor if it is another driver's.
+    pub(super) fn concerns(&self, lane: &Stream) -> bool {
+        let stream = match self.now() {
+            Gate::Unrecorded(stream) => stream,
+            Gate::Event(recorded) => &recorded.stream,
+            // Nobody knows yet on which streams.
+            Gate::Open(_) => return true,
+            Gate::Passed => return false,
+        };
+        let own = stream.id() == lane.id() && stream.device() == lane.device();
+        let (theirs, ours) = (Arc::as_ptr(stream.driver()), Arc::as_ptr(lane.driver()));
+        !own && std::ptr::addr_eq(theirs, ours)
     }
 
     /// Waits for what the gate stands for, in whatever way there is that harms no capture.

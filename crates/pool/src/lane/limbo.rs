@@ -84,7 +84,8 @@ impl Parked {
     }
 }
 
-/// Frees a buffer that streams other than its lane's used: parked until their work is done.
+/// Frees a buffer that streams other than its lane's used: parked until their work is done, and the
+/// gates `behind` have passed.
 ///
 /// If the lane's stream is the default stream of another thread, work of the calling thread may
 /// have used the memory under the same handle, and is not ordered with the lane's: then the block
@@ -95,8 +96,9 @@ pub(crate) fn free_special(
     mut offset: u64,
     mut bytes: u64,
     mut streams: Vec<Stream>,
+    behind: &[Gate],
 ) {
-    let (device, retire_now, is_guarded) = {
+    let (device, retire_now, is_guarded, gates) = {
         let mut guard = cell.lock();
         // The lane cannot retire while the buffer that is being freed counts as live.
         let Some(state) = guard.as_mut() else { return };
@@ -105,20 +107,22 @@ pub(crate) fn free_special(
         }
         let is_guarded = state.guards.is_some();
         (offset, bytes) = state.unguard(offset, bytes);
-        if streams.is_empty() {
+        let own = &state.stream;
+        let gates: Vec<_> = behind.iter().filter(|gate| gate.concerns(own)).cloned().collect();
+        if streams.is_empty() && gates.is_empty() {
             let block_bytes = state.heap.block_bytes(offset).unwrap_or(0);
             let retire_now = state.take_back(offset, bytes);
             if is_guarded {
                 state.retire_block(offset, block_bytes, &state.own_gates());
             }
-            (None, retire_now, is_guarded)
+            (None, retire_now, is_guarded, gates)
         } else {
             state.busy += 1;
-            (Some(state.device.clone()), false, is_guarded)
+            (Some(state.device.clone()), false, is_guarded, gates)
         }
     };
     match device {
-        Some(device) => park(cell, &device, offset, bytes, streams),
+        Some(device) => park(cell, &device, (offset, bytes), streams, gates),
         None if retire_now => retire(cell),
         None => {}
     }
@@ -128,10 +132,15 @@ pub(crate) fn free_special(
     }
 }
 
-/// Records gates on the streams and parks the block behind them.
-fn park(cell: &'static LaneCell, device: &Device, offset: u64, bytes: u64, streams: Vec<Stream>) {
-    let mut gates: Vec<Gate> =
-        streams.into_iter().map(|stream| record(&device.events, stream)).collect();
+/// Records gates on the streams and parks the block behind them all.
+fn park(
+    cell: &'static LaneCell,
+    device: &Device,
+    (offset, bytes): (u64, u64),
+    streams: Vec<Stream>,
+    mut gates: Vec<Gate>,
+) {
+    gates.extend(streams.into_iter().map(|stream| record(&device.events, stream)));
     let should_retire = {
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return };

@@ -265,11 +265,15 @@ impl LaneState {
         Ok(self.stream.id() != stream.id() || self.stream.device() != stream.device())
     }
 
+    /// Whether the stream was gated for good: its handle must not be used any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(self.last, Some(Gate::Event(_) | Gate::Passed))
+    }
+
     /// Whether the handle of the lane's stream may still be used, although its owner says that it
     /// is gone.
     pub(crate) fn needs_handle(&self) -> bool {
-        let gated = matches!(self.last, Some(Gate::Event(_) | Gate::Passed));
-        self.stream.is_borrowed() && !gated
+        self.stream.is_borrowed() && !self.is_gone()
     }
 
     /// The gates behind all that may use the lane's free memory until they are recorded.

@@ -277,7 +277,7 @@ fn free_cold(address: u64, bytes: u64, on: Option<StreamHandle>) -> Result<(), E
         if state.marks.at(offset).is_some() || state.stream.is_elsewhere() {
             let streams = state.marks.withhold(offset);
             drop(guard);
-            free_special(cell, offset, block_bytes, streams);
+            free_special(cell, offset, block_bytes, streams, &[]);
             return Ok(());
         }
         state.take_back(offset, block_bytes)
