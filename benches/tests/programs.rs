@@ -10,6 +10,7 @@ use serde_json::Value;
 
 const GROWTH: &str = env!("CARGO_BIN_EXE_growth");
 const THREADS: &str = env!("CARGO_BIN_EXE_threads");
+const OVERLAP: &str = env!("CARGO_BIN_EXE_overlap");
 const INSTRUCTIONS: &str = env!("CARGO_BIN_EXE_instructions");
 
 /// A program with its record in a file of its own.
@@ -69,6 +70,17 @@ fn threads_are_counted_with_their_driver_calls() {
         assert_eq!(row["driver_calls"].as_array().unwrap().len(), 2);
         assert!(row["total_mops"]["min"].as_f64().unwrap() > 0.0);
     }
+}
+
+#[test]
+fn kernels_run_beside_cold_passes() {
+    let mut program = Program::new(OVERLAP, "overlap");
+    program.command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/traces/gnn.trace.gz"));
+    let rows = program.rows();
+    assert_eq!(rows.len(), 1);
+    let number = |field: &str| rows[0][field].as_f64().unwrap();
+    assert!(number("cold_passes") >= 2.0 && number("driver_calls") > 12_000.0, "{rows:?}");
+    assert!(number("ratio") > 0.0 && number("quiet_ratio") >= 1.0, "{rows:?}");
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub enum DriverRequest {
 pub struct DriverChoice {
     /// The driver.
     pub driver: Arc<dyn Driver>,
+    /// The same, if it is the simulated device.
+    pub sim: Option<Arc<Sim>>,
     /// For the user.
     pub why: String,
 }
@@ -92,16 +94,17 @@ fn on_gpu(
     let version = driver.driver_version()?;
     let (major, minor) = (version / 1000, version % 1000 / 10);
     let why = format!("driver: cuda {major}.{minor}, {device} is {name} ({reason})");
-    Ok(DriverChoice { driver, why })
+    Ok(DriverChoice { driver, sim: None, why })
 }
 
 fn simulated(device: DeviceId, reason: &str) -> Result<DriverChoice, ChoiceError> {
     // As many devices as the request needs: they cost nothing until touched.
     let count = device.0.saturating_add(1).min(SIM_DEVICES_MAX);
-    let driver: Arc<dyn Driver> = Sim::builder().devices(count as usize).build();
+    let sim = Sim::builder().devices(count as usize).build();
+    let driver: Arc<dyn Driver> = sim.clone();
     check_device(&driver, device)?;
     let why = format!("driver: sim, a simulated H200 with modelled driver times ({reason})");
-    Ok(DriverChoice { driver, why })
+    Ok(DriverChoice { driver, sim: Some(sim), why })
 }
 
 fn check_device(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<(), ChoiceError> {

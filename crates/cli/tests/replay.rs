@@ -116,6 +116,20 @@ fn streams_are_spread_by_a_seed_that_is_printed() {
 }
 
 #[test]
+fn work_behind_every_free_is_asked_for_by_its_length() {
+    let options = ["--json", "--passes", "2", "--late-us", "2000", "--compare", "sim"];
+    let rows = rows(&replay_sim(&[recorded("unet_seg")], &options));
+    assert_eq!(rows.len(), 4);
+    for row in &rows {
+        assert_eq!((&row["late_us"], &row["host_waits"]), (&Value::from(2000), &Value::from(0)));
+        assert_eq!(
+            without_times(row.clone())["ratio"],
+            rows[row["pass"].as_u64().unwrap() as usize - 1]["ratio"]
+        );
+    }
+}
+
+#[test]
 fn several_traces_give_a_table_with_a_summary() {
     let files = [recorded("unet_seg"), recorded("gnn")];
     let output = replay_sim(&files, &["--passes", "2", "--chunk", "32MiB", "--soft-limit", "off"]);
@@ -169,6 +183,8 @@ fn bad_usage_is_refused_with_what_was_expected() {
         (&["--streams", "0"], "1..=1024"),
         (&["--compare", "malloc"], "cudaMallocAsync"),
         (&["--placement", "best-fit"], "first-fit"),
+        (&["--late-us", "0"], "1..=1000000"),
+        (&["--late-us", "9", "--compare", "cudaMalloc"], "expected no --compare, or --compare sim"),
         (&["--device", "99"], "--device 99: this machine has 16 device(s), from 0 to 15"),
     ] {
         let output = replay_sim(&file, options);

@@ -218,6 +218,19 @@ impl Depot {
         given
     }
 
+    /// Gives back plain chunks of the shelf that sum to `bytes`, or all, so that as much can be made
+    /// in other lengths.
+    pub(crate) fn release_for(&self, bytes: u64, turn: Turn) {
+        let _carrying = self.carry();
+        let mut missing_bytes = bytes;
+        while missing_bytes > 0 {
+            let chunk = self.stock.lock().take_near(&self.terms.plain, missing_bytes);
+            let Some(chunk) = chunk else { return };
+            missing_bytes = missing_bytes.saturating_sub(chunk.bytes());
+            self.release(chunk, turn);
+        }
+    }
+
     /// Makes chunks for the shelf until it holds `bytes`, long ones first: near `most_bytes` and
     /// near the limit they become shorter. Returns the bytes made.
     pub(crate) fn stock_up(

@@ -1,5 +1,7 @@
 //! [`Device`]: what one GPU's lanes share: the device's memory ([`Depot`]), events, the lanes.
 
+mod thrift;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,6 +34,9 @@ pub(crate) struct Device {
     /// Which other devices may use its memory, in mappings to come.
     pub(crate) policy: Policy,
     pub(crate) events: Arc<Events>,
+    /// The most that all lanes together had alive, as requests found it that needed memory: what
+    /// growth goes by.
+    peak_live_bytes: AtomicU64,
     /// Entries in limbo over all lanes: tells the background thread whether to look at lanes.
     limbo_entries: AtomicU64,
     pub(crate) callbacks: Vec<Callback>,
@@ -83,6 +88,7 @@ impl Device {
             lanes: Mutex::new(Lanes::default()),
             elastic: ElasticCounts::default(),
             policy: Policy::new(device, policy),
+            peak_live_bytes: AtomicU64::new(0),
             limbo_entries: AtomicU64::new(0),
         }
     }
@@ -147,6 +153,7 @@ impl Device {
     pub(crate) fn reset_peaks(&self) {
         let lanes = self.lanes.lock().all();
         for mut state in lanes.into_iter().filter_map(LaneRef::lock) {
+            state.earlier_peak_bytes = state.peak_live_bytes();
             state.live.peak_asked_bytes = state.live.asked_bytes;
         }
         self.depot.reset_peak();

@@ -17,8 +17,8 @@ pub(crate) fn chunk_bytes(plan: &Plan, peak_live_bytes: u64) -> u64 {
     }
 }
 
-/// How many bytes a lane may take from stock or create before it should reuse its own free
-/// chunks: up to (1 + soft limit) x its peak live bytes.
+/// How many bytes may be created before free chunks should move instead: until the device holds
+/// (1 + soft limit) x the peak of what its lanes together had alive.
 pub(crate) fn soft_allowance_bytes(
     soft_limit: Option<f64>,
     peak_live_bytes: u64,
@@ -51,7 +51,8 @@ pub(crate) struct Supply {
     pub(crate) free_chunks: Vec<u32>,
     /// Slots that may be created at all (hard limit).
     pub(crate) create_slots: u64,
-    /// Slots that may be taken from stock or created before own free chunks are preferred.
+    /// Slots that may be created before own free chunks are preferred. What is on the shelf is held
+    /// already, and comes first.
     pub(crate) soft_slots: u64,
     /// The growth chunk.
     pub(crate) chunk_slots: u32,
@@ -104,20 +105,11 @@ impl Supply {
     }
 
     /// A new chunk of exactly `slots`.
-    fn take_create(&mut self, slots: u32) -> Option<u32> {
+    fn take_create(&mut self, slots: u32) -> Option<(u32, Source)> {
         let left = self.create_slots.checked_sub(u64::from(slots))?;
         self.create_slots = left;
-        Some(slots)
-    }
-
-    /// From the shelf, or new.
-    fn take_fresh(&mut self, want: u32, room: u32, make: u32) -> Option<(u32, Source)> {
-        let taken = match self.take_stock(want, room) {
-            Some(slots) => (slots, Source::Stock),
-            None => (self.take_create(make)?, Source::Create),
-        };
-        self.soft_slots = self.soft_slots.saturating_sub(u64::from(taken.0));
-        Some(taken)
+        self.soft_slots = self.soft_slots.saturating_sub(u64::from(slots));
+        Some((slots, Source::Create))
     }
 
     fn take_own(&mut self, want: u32) -> Option<(u32, Source)> {
@@ -129,15 +121,18 @@ impl Supply {
     fn take(&mut self, left: u32, room: u32) -> Option<(u32, Source)> {
         let want = self.chunk_slots.min(1 << room.ilog2());
         let make = if self.exact { self.chunk_slots.min(1 << left.ilog2()) } else { want };
+        if let Some(slots) = self.take_stock(want, room) {
+            return Some((slots, Source::Stock));
+        }
         let taken = if self.soft_slots >= u64::from(want) {
-            self.take_fresh(want, room, make).or_else(|| self.take_own(want))
+            self.take_create(make).or_else(|| self.take_own(want))
         } else {
-            self.take_own(want).or_else(|| self.take_fresh(want, room, make))
+            self.take_own(want).or_else(|| self.take_create(make))
         };
         taken.or_else(|| {
             // The limit leaves less than a whole growth chunk: then a shorter one.
             let most = self.create_slots.min(u64::from(make)).max(1);
-            self.take_create(1 << most.ilog2()).map(|slots| (slots, Source::Create))
+            self.take_create(1 << most.ilog2())
         })
     }
 }

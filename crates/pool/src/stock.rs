@@ -85,6 +85,17 @@ impl Stock {
         None
     }
 
+    /// The shortest chunk of at least `bytes` with these properties, else the longest.
+    pub(crate) fn take_near(&mut self, props: &ChunkProps, bytes: u64) -> Option<Chunk> {
+        let held = |(length, shelf): (&u64, &Shelf)| {
+            (shelf.warm.len() + shelf.fresh.len() > 0).then_some(*length)
+        };
+        let shelves = self.shelves.get(props)?;
+        let longer = shelves.range(bytes..).find_map(held);
+        let length = longer.or_else(|| shelves.iter().rev().find_map(held))?;
+        self.take(props, length)
+    }
+
     /// Lengths of chunks with these properties and how many there are of each, ascending.
     pub(crate) fn counts(&self, props: &ChunkProps) -> impl Iterator<Item = (u64, usize)> + '_ {
         let shelves = self.shelves.get(props).into_iter().flatten();

@@ -64,6 +64,8 @@ impl Hand {
         let hand = self.clone();
         builder
             .chunk(ChunkSize::Fixed(2 * MIB))
+            // Beyond a soft limit lanes would share what they have without resting.
+            .soft_limit(None)
             .idle_lane_ms(Some(IDLE_MS))
             .clock(move || hand.read())
     }

@@ -3,18 +3,18 @@
 use std::io::{self, Write};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use vmm_pool::{ChunkSize, Placement, text};
-use vmm_pool_cli::driver_choice::{DriverRequest, choose};
+use vmm_pool_cli::driver_choice::{DriverChoice, DriverRequest, choose};
 use vmm_pool_cli::replay::{Cause, HostClock, PassFigures, Plan, ReplayError, Spread, replay};
 use vmm_pool_cli::report::{Row, Setting, Table, write_json};
-use vmm_pool_cli::target::{CudaMalloc, CudaMallocAsync, PoolOptions, PoolTarget};
+use vmm_pool_cli::target::{
+    CudaMalloc, CudaMallocAsync, Late, LateDriver, PoolOptions, PoolTarget,
+};
 use vmm_pool_cli::trace::Trace;
-use vmm_sys::sim::Sim;
-use vmm_sys::{DeviceId, Driver};
+use vmm_sys::DeviceId;
 
 use super::{Failure, say};
 
@@ -54,6 +54,10 @@ pub(crate) struct Args {
     /// What decides the spread of --streams.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
+    /// Put GPU work behind every free that ends US microseconds later: what is freed is in use for
+    /// so long. Only the pool (and `--compare sim`).
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    late_us: Option<u64>,
     /// Replay on others too, in the same run: a list of cudaMalloc, cudaMallocAsync (the driver's
     /// own allocators on the same device) and sim (the pool on the simulated device: driver calls
     /// and modelled time beside the real ones).
@@ -114,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let device = DeviceId(args.device);
     let choice = choose(args.driver, device).map_err(Failure::refused)?;
     say(&choice.why);
-    let job = Job::new(args, choice.driver, device)?;
+    let job = Job::new(args, choice, device)?;
     let mut rows = Vec::new();
     let result = job.run(&traces, &mut rows);
     // What was finished before a failure is still true.
@@ -129,7 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// What is the same for all traces.
 struct Job<'a> {
     args: &'a Args,
-    driver: Arc<dyn Driver>,
+    choice: DriverChoice,
     device: DeviceId,
     options: PoolOptions,
     spread: Option<Spread>,
@@ -137,14 +141,14 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(args: &'a Args, driver: Arc<dyn Driver>, device: DeviceId) -> Result<Job<'a>, Failure> {
+    fn new(args: &'a Args, choice: DriverChoice, device: DeviceId) -> Result<Job<'a>, Failure> {
         let options = PoolOptions {
             chunk: args.chunk,
             placement: args.placement,
             soft_limit: args.soft_limit.0,
         };
         // The pool knows best which settings fit this device. Asked once, before anything runs.
-        options.build(&driver, device).map_err(Failure::refused)?;
+        options.build(&choice.driver, device).map_err(Failure::refused)?;
         let spread = args
             .streams
             .and_then(NonZeroU16::new)
@@ -158,7 +162,13 @@ impl<'a> Job<'a> {
                 peers.push(*peer);
             }
         }
-        Ok(Job { args, driver, device, options, spread, peers })
+        let own = [PeerArg::CudaMalloc, PeerArg::CudaMallocAsync];
+        if args.late_us.is_some() && peers.iter().any(|peer| own.contains(peer)) {
+            let why = "--late-us: work is put behind the frees of the pool only; expected no \
+                       --compare, or --compare sim";
+            return Err(Failure::refused(why));
+        }
+        Ok(Job { args, choice, device, options, spread, peers })
     }
 
     /// Replays all traces on all allocators. Rows are kept as soon as they are known.
@@ -184,13 +194,25 @@ impl<'a> Job<'a> {
     ) -> Result<(), Failure> {
         let setting = self.setting(plan, peer);
         bar.set_message(format!("{}, {}", plan.trace.name, setting.allocator));
-        let (driver, device) = match peer {
-            Some(PeerArg::Sim) => (&simulated(), DeviceId(0)),
-            _ => (&self.driver, self.device),
+        let (choice, device) = match peer {
+            Some(PeerArg::Sim) => (&choose_sim()?, DeviceId(0)),
+            _ => (&self.choice, self.device),
         };
+        let driver = &choice.driver;
+        let (options, streams) = (&self.options, plan.streams);
         let figures = match peer {
-            None | Some(PeerArg::Sim) => self
-                .passes(plan, bar, || PoolTarget::new(driver, device, &self.options, plan.streams)),
+            None | Some(PeerArg::Sim) => match self.args.late_us {
+                None => {
+                    self.passes(plan, bar, || PoolTarget::new(driver, device, options, streams))
+                }
+                Some(late_us) => {
+                    let on = match &choice.sim {
+                        Some(sim) => LateDriver::Sim(sim.clone()),
+                        None => LateDriver::Gpu(driver.clone()),
+                    };
+                    self.passes(plan, bar, || Late::new(&on, device, options, streams, late_us))
+                }
+            },
             Some(PeerArg::CudaMalloc) => self.passes(plan, bar, || CudaMalloc::new(driver, device)),
             Some(PeerArg::CudaMallocAsync) => {
                 self.passes(plan, bar, || CudaMallocAsync::new(driver, device, plan.streams))
@@ -225,6 +247,7 @@ impl<'a> Job<'a> {
             soft_limit: None,
             streams: plan.streams,
             seed: self.spread.map(|spread| spread.seed),
+            late_us: self.args.late_us,
         };
         match peer {
             Some(PeerArg::CudaMalloc) => driver_own("cudaMalloc"),
@@ -243,8 +266,8 @@ impl<'a> Job<'a> {
 }
 
 /// The simulated device to compare with.
-fn simulated() -> Arc<dyn Driver> {
-    Sim::builder().build()
+fn choose_sim() -> Result<DriverChoice, Failure> {
+    choose(DriverRequest::Sim, DeviceId(0)).map_err(Failure::failed)
 }
 
 /// Moves between passes only: nothing draws while something is measured. Hidden unless stderr is a

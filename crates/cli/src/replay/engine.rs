@@ -24,14 +24,8 @@ pub fn replay<T: Target>(
     make: impl Fn() -> Result<T, Cause>,
     mut progress: impl FnMut(),
 ) -> Result<Vec<PassFigures>, ReplayError> {
-    let mut figures = Vec::new();
+    let mut figures = count(plan, passes, clock, &make, &mut progress)?;
     let mut blocks = Blocks::new(plan);
-    let target = make().map_err(ReplayError::Start)?;
-    for pass in 1..=passes {
-        figures.push(counted_pass(plan, &target, &mut blocks, clock, pass)?);
-        progress();
-    }
-    drop(target);
     let target = make().map_err(ReplayError::Start)?;
     let mut record = Record::new(plan, stamp_cost_ns(&target, clock));
     for pass in &mut figures {
@@ -40,6 +34,28 @@ pub fn replay<T: Target>(
         progress();
     }
     Ok(figures)
+}
+
+/// The counted run alone: latencies stay zero, and addresses are not checked.
+///
+/// # Errors
+/// As [`replay`].
+pub fn count<T: Target>(
+    plan: &Plan<'_>,
+    passes: u32,
+    clock: &impl Clock,
+    make: impl Fn() -> Result<T, Cause>,
+    mut progress: impl FnMut(),
+) -> Result<Vec<PassFigures>, ReplayError> {
+    let mut blocks = Blocks::new(plan);
+    let target = make().map_err(ReplayError::Start)?;
+    (1..=passes)
+        .map(|pass| {
+            let figures = counted_pass(plan, &target, &mut blocks, clock, pass)?;
+            progress();
+            Ok(figures)
+        })
+        .collect()
 }
 
 /// One pass without a clock inside.

@@ -22,7 +22,7 @@ mod plan;
 mod target;
 
 pub use clock::{Clock, HostClock};
-pub use engine::replay;
+pub use engine::{count, replay};
 pub use error::{BlockAt, Cause, ReplayError};
 pub use figures::{Latency, PassFigures};
 pub use plan::{Plan, Spread, Step};

@@ -11,6 +11,10 @@ use crate::replay::{PassFigures, Plan};
 
 pub use table::Table;
 
+/// The calls in which the host waits for the GPU.
+const HOST_WAITS: [Call; 3] =
+    [Call::EventSynchronize, Call::StreamSynchronize, Call::CtxSynchronize];
+
 /// The driver calls of a pass by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DriverCalls {
@@ -109,6 +113,8 @@ pub struct Setting {
     pub streams: usize,
     /// What spread them, if anything did.
     pub seed: Option<u64>,
+    /// Microseconds that GPU work goes on after a free, if any does.
+    pub late_us: Option<u64>,
 }
 
 /// One line of the report.
@@ -139,7 +145,9 @@ pub struct Row {
     pub ratio: f64,
     /// Driver calls of the pass.
     pub driver_calls: DriverCalls,
-    /// Their time in microseconds.
+    /// Those of them in which the host waits for the GPU.
+    pub host_waits: u64,
+    /// The time of all in microseconds.
     pub driver_us: f64,
     /// The same by kind.
     pub driver_us_by_call: DriverCalls,
@@ -167,6 +175,7 @@ impl Row {
             peak_held_bytes: pass.peak_held_bytes,
             ratio: rounded(pass.peak_held_bytes as f64 / peak_live_bytes as f64, 1e4),
             driver_calls: DriverCalls::of(&pass.calls),
+            host_waits: HOST_WAITS.iter().map(|call| pass.calls.of(*call)).sum(),
             driver_us: pass.driver_ns as f64 / 1e3,
             driver_us_by_call: DriverCalls::micros(&pass.calls),
             setting: setting.clone(),

@@ -16,6 +16,7 @@ fn rows(setting: &Setting, kind: DriverKind, names: &[&str]) -> Vec<Row> {
         Call::MemAddressReserve,
         Call::EventRecord,
         Call::StreamWaitEvent,
+        Call::EventSynchronize,
     ] {
         ledger.book(call, 1000);
     }
@@ -45,6 +46,7 @@ fn pool() -> Setting {
         soft_limit: Some(0.01),
         streams: 1,
         seed: None,
+        late_us: None,
     }
 }
 
@@ -66,15 +68,15 @@ fn a_json_row_has_exactly_the_promised_fields() {
         "peak_live_bytes": 2097152, "peak_held_bytes": 3145728, "ratio": 1.5,
         "driver_calls": {
             "create": 1, "map": 2, "set_access": 1, "unmap": 0, "release": 0, "reserve": 1,
-            "address_free": 0, "other": 2,
+            "address_free": 0, "other": 3,
         },
-        "driver_us": 7.5,
+        "host_waits": 1, "driver_us": 7.5,
         "driver_us_by_call": {
             "create": 1, "map": 2, "set_access": 1, "unmap": 0, "release": 0, "reserve": 1,
-            "address_free": 0, "other": 2,
+            "address_free": 0, "other": 3,
         },
         "allocator": "vmm-pool", "placement": "buddy", "chunk": "auto", "soft_limit": 0.01,
-        "streams": 1, "seed": null, "driver_time": "modelled",
+        "streams": 1, "seed": null, "late_us": null, "driver_time": "modelled",
     });
     assert_eq!(row, expected);
 }

@@ -2,7 +2,9 @@
 
 mod context;
 mod driver_alloc;
+mod gates;
 mod held;
+mod late;
 mod pool;
 
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use crate::replay::DriverTime;
 
 pub use context::CurrentContext;
 pub use driver_alloc::{AsyncBlock, CudaMalloc, CudaMallocAsync};
+pub use late::{Late, LateBlock, LateDriver};
 pub use pool::{PoolOptions, PoolTarget};
 
 fn create_streams(

@@ -72,6 +72,10 @@ impl PoolTarget {
         let driver = driver.clone();
         Ok(PoolTarget { pool, driver, device, streams, lanes, _context: context })
     }
+
+    pub(super) fn streams(&self) -> &[Stream] {
+        &self.streams
+    }
 }
 
 impl Target for PoolTarget {

@@ -128,6 +128,38 @@ fn a_warm_pass_of_the_pool_makes_no_driver_call() {
     assert_eq!(figures[1].driver_ns, 0);
 }
 
+/// Work behind the frees, by either way to make it: memory that two streams use is not there for a
+/// while, and comes back; nothing waits but the end of the pass.
+#[test]
+fn work_behind_the_frees_ends_late_and_leaves_nothing() {
+    let text: String = (0..40).map(|id| format!("a {id} 3000000 0 0\nf {id} 0\n")).collect();
+    let trace = trace(&text);
+    let streams = NonZeroU16::new(2).unwrap();
+    let plan = Plan::new(&trace, Some(Spread { streams, seed: 1 }));
+    let waits = |figures: &[PassFigures]| -> u64 {
+        let waits = [Call::EventSynchronize, Call::StreamSynchronize, Call::CtxSynchronize];
+        figures.iter().flat_map(|pass| waits.map(|call| pass.calls.of(call))).sum()
+    };
+    let held = |figures: &[PassFigures]| figures.iter().map(|pass| pass.peak_held_bytes).max();
+    let driver = sim();
+    let before = free_bytes(&driver);
+    let idle = run(&plan, || PoolTarget::new(&driver, DEVICE, &OPTIONS, 2)).unwrap();
+
+    let machine = Sim::builder().device_bytes(1 << 30).build();
+    let on = LateDriver::Sim(machine);
+    let late = run(&plan, || Late::new(&on, DEVICE, &OPTIONS, 2, 2000)).unwrap();
+    assert!(held(&late) > held(&idle), "blocks that cross are held up");
+    assert_eq!((waits(&idle), waits(&late)), (0, 0));
+
+    // As on a GPU: the streams wait for words of host memory, in real time.
+    let on = LateDriver::Gpu(driver.clone());
+    let gated = run(&plan, || Late::new(&on, DEVICE, &OPTIONS, 2, 20_000)).unwrap();
+    assert!(gated[0].calls.of(Call::StreamWaitValue32) > 0);
+    assert_eq!(waits(&gated), 0);
+    drop(on);
+    assert_eq!(free_bytes(&driver), before);
+}
+
 #[test]
 fn the_threads_own_context_comes_back_after_a_replay() {
     let driver = sim();

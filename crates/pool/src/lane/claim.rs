@@ -59,7 +59,8 @@ pub(super) fn claim(
             Source::Free(index) => {
                 let key = free_keys[index];
                 let chunk = state.region.placed_at(key).map(|p| p.mapping.chunk().clone());
-                state.retire_chunk(key);
+                let gates = state.own_gates();
+                state.retire_chunk(key, gates);
                 chunk.map_or(create, Supplied::Alias)
             }
         };

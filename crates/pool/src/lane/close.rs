@@ -1,6 +1,6 @@
 //! Giving memory back: trim a lane's free chunks, retire a lane for good.
 
-use super::gate::{is_captured, record};
+use super::gate::{Gate, is_captured, record};
 use super::limbo::Retired;
 use super::{LaneCell, LaneState, Wait, sweep};
 use crate::device::Device;
@@ -51,7 +51,8 @@ fn empty(lane: LaneRef, only_at: Option<u64>, wait: Wait, turn: Turn) -> bool {
             return false;
         }
         for key in state.free_chunks(0, 0) {
-            state.retire_chunk(key);
+            let gates = state.own_gates();
+            state.retire_chunk(key, gates);
         }
     }
     sweep(lane.cell, wait, turn);
@@ -67,6 +68,12 @@ impl LaneState {
     /// Keys of the chunks that lie wholly in free space and outside of the slots
     /// [avoid_first, avoid_end), coldest first.
     pub(super) fn free_chunks(&self, avoid_first: u32, avoid_end: u32) -> Vec<u32> {
+        let found = self.aged_free_chunks(avoid_first, avoid_end);
+        found.into_iter().map(|(_, key)| key).collect()
+    }
+
+    /// The same, each with the heap's tick since which it is free.
+    pub(super) fn aged_free_chunks(&self, avoid_first: u32, avoid_end: u32) -> Vec<(u64, u32)> {
         let slot_bytes = self.region.slot_bytes();
         let mut found: Vec<(u64, u32)> = Vec::new();
         self.heap.free_runs(&mut |run| {
@@ -89,11 +96,11 @@ impl LaneState {
             }
         });
         found.sort_by_key(|(tick, _)| *tick);
-        found.into_iter().map(|(_, key)| key).collect()
+        found
     }
 
-    /// Takes a wholly free chunk out of the heap; its mapping retires behind the lane's stream.
-    pub(super) fn retire_chunk(&mut self, key: u32) {
+    /// Takes a wholly free chunk out of the heap; its mapping retires behind `gates`.
+    pub(super) fn retire_chunk(&mut self, key: u32, gates: Vec<Gate>) {
         let Some(placed) = self.region.placed_at(key) else { return };
         let offset = u64::from(placed.first_slot) * self.region.slot_bytes();
         let bytes = placed.mapping.bytes();
@@ -106,7 +113,7 @@ impl LaneState {
             mapping: placed.mapping,
             first_slot: placed.first_slot,
             slots: placed.slots,
-            gates: self.own_gates(),
+            gates,
         });
         self.device.limbo_grew(1);
     }

@@ -12,6 +12,7 @@ use super::claim::{Claim, act, claim, grant_again, hand_back, split};
 use super::gate::is_captured;
 use super::guard::Guards;
 use super::report::out_of_memory;
+use super::thrift::{self, Lack, Thrift};
 use super::window::{Window, choose_window, runs};
 use super::{Lane, LaneState, Wait, sweep};
 use crate::buffer::Buffer;
@@ -38,6 +39,8 @@ enum Planned {
     Short,
     /// A chunk would move: only if the lane's stream is not being captured.
     AskCapture,
+    /// Memory would be made beyond the soft limit.
+    Beyond(Lack),
 }
 
 /// Whether the lane's own free chunks may move to other addresses, for one request.
@@ -54,7 +57,21 @@ enum Outcome {
     Done(Buffer),
     Reserve(Miss),
     AskCapture,
+    Beyond(Lack),
     Short(Option<DriverError>),
+}
+
+/// What one attempt goes by.
+#[derive(Clone, Copy, Debug)]
+struct Means {
+    rung: Rung,
+    moves: Moves,
+    /// What was done so far to stay within the soft limit.
+    thrift: Thrift,
+    /// What is alive in the device's other lanes, once it was asked.
+    elsewhere_bytes: u64,
+    /// What was on the shelf when the request came.
+    shelf_bytes: u64,
 }
 
 /// Serves a request that found no mapped hole.
@@ -80,7 +97,7 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
     }
     idle::look_in_passing(device);
     let shelf_bytes = device.depot.stock.lock().bytes();
-    let served = climb_to_memory(lane, request);
+    let served = climb_to_memory(lane, request, shelf_bytes);
     if !matches!(served, Ok(Ok(_))) {
         // What was made for this request alone is of no use to anybody.
         device.release_stock(shelf_bytes, Turn::Requester);
@@ -93,19 +110,33 @@ pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error
 fn climb_to_memory(
     lane: &Lane,
     request: &Request,
+    shelf_bytes: u64,
 ) -> Result<Result<Buffer, Option<DriverError>>, Error> {
     let device = &*lane.device;
     let mut climb = Climb::new();
     let mut cause = None;
-    let mut moves = Moves::Unasked;
+    let mut means = Means {
+        rung: climb.rung(),
+        moves: Moves::Unasked,
+        thrift: Thrift::Untried,
+        elsewhere_bytes: 0,
+        shelf_bytes,
+    };
     for _ in 0..ROUNDS_MAX {
         sweep(lane.cell, Wait::No, Turn::Requester);
         device.sweep_leaving(Wait::No, Turn::Requester);
-        match attempt(lane, request, climb.rung(), moves)? {
+        means.rung = climb.rung();
+        match attempt(lane, request, means)? {
             Outcome::Done(buffer) => return Ok(Ok(buffer)),
             Outcome::Reserve(miss) => reserve(lane, &miss)?,
             Outcome::AskCapture => {
-                moves = if is_captured(&lane.stream) { Moves::No } else { Moves::Yes };
+                means.moves = if is_captured(&lane.stream) { Moves::No } else { Moves::Yes };
+            }
+            Outcome::Beyond(lack) => {
+                if means.thrift == Thrift::Untried {
+                    means.elsewhere_bytes = thrift::live_elsewhere_bytes(device, lane.id);
+                }
+                means.thrift = means.thrift.next(device, lane.reference(), lack);
             }
             Outcome::Short(refusal) => {
                 cause = refusal.or(cause);
@@ -118,26 +149,27 @@ fn climb_to_memory(
     Ok(Err(cause))
 }
 
-fn attempt(lane: &Lane, request: &Request, rung: Rung, moves: Moves) -> Result<Outcome, Error> {
+fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Error> {
     let mut claim = {
         let mut guard = lane.cell.lock();
         let state = lane.state(&mut guard)?;
-        let miss = match find(state, request, rung) {
+        let miss = match find(state, request, means.rung) {
             Ok(block) => {
                 return Ok(Outcome::Done(state.hand_out(lane.cell, block, request.bytes())));
             }
             Err(miss) => miss,
         };
-        match plan(state, &lane.device, &miss, request, rung, moves) {
+        match plan(state, &lane.device, &miss, request, means) {
             Planned::Claim(claim) => claim,
             Planned::Reserve(miss) => return Ok(Outcome::Reserve(miss)),
             Planned::Short => return Ok(Outcome::Short(None)),
             Planned::AskCapture => return Ok(Outcome::AskCapture),
+            Planned::Beyond(lack) => return Ok(Outcome::Beyond(lack)),
         }
     };
     let mut brought = act(&lane.device, &mut claim);
     while brought.is_ok() {
-        match publish(lane, claim, request) {
+        match publish(lane, claim, request, means.elsewhere_bytes) {
             Ok(outcome) => return Ok(outcome),
             Err(stale) => claim = stale,
         }
@@ -173,9 +205,9 @@ fn plan(
     device: &Device,
     miss: &Miss,
     request: &Request,
-    rung: Rung,
-    moves: Moves,
+    means: Means,
 ) -> Planned {
+    let Means { rung, moves, .. } = means;
     let slot_bytes = state.region.slot_bytes();
     let terms = Terms {
         create_slots: if rung == Rung::OwnOnly {
@@ -186,13 +218,18 @@ fn plan(
         with_stock: true,
         exact: rung != Rung::Create,
         may_move: moves != Moves::No,
+        elsewhere_bytes: means.elsewhere_bytes,
+        shelf_bytes: means.shelf_bytes,
     };
     let (found, mut stock) = match survey(state, device, miss, request, terms) {
         Surveyed::Found(found, stock) => (found, stock),
         Surveyed::NoAddresses => return Planned::Reserve(*miss),
         Surveyed::Short => return Planned::Short,
     };
-    let Found { window, pieces, keys } = found;
+    let Found { window, pieces, keys, beyond } = found;
+    if beyond.bytes > 0 && rung == Rung::Create && means.thrift != Thrift::Done {
+        return Planned::Beyond(beyond);
+    }
     let moving = pieces.iter().any(|piece| matches!(piece.source, Source::Free(_)));
     if moving && moves == Moves::Unasked {
         return Planned::AskCapture;
@@ -213,6 +250,10 @@ pub(super) struct Terms {
     pub(super) exact: bool,
     /// Whether the lane's own chunks may move to other addresses.
     pub(super) may_move: bool,
+    /// What is alive in the device's other lanes.
+    pub(super) elsewhere_bytes: u64,
+    /// Bytes of the stock that the soft limit does not count: they were made ahead of need.
+    pub(super) shelf_bytes: u64,
 }
 
 /// Where a missing block would go, and what would bring memory there.
@@ -221,6 +262,8 @@ pub(super) struct Found {
     pieces: Vec<Piece>,
     /// Of the lane's free chunks, for the pieces that name one.
     keys: Vec<u32>,
+    /// What is to be made beyond the soft limit.
+    beyond: Lack,
 }
 
 pub(super) enum Surveyed<'a> {
@@ -248,11 +291,9 @@ pub(super) fn survey<'a>(
     };
     let Some(window) = window else { return Surveyed::NoAddresses };
     let mut runs = runs(region, &window);
-    let live = &state.live;
-    let peak_live = live.peak_asked_bytes.max(live.asked_bytes + request.bytes());
-    let soft_limit = device.plan.soft_limit;
-    let soft =
-        growth::soft_allowance_bytes(soft_limit, peak_live, region.mapped_bytes()) / slot_bytes;
+    let live_bytes = state.live.asked_bytes + request.bytes();
+    let peak_live = state.peak_live_bytes().max(live_bytes);
+    let soft = soft_slots(device, peak_live.max(live_bytes + terms.elsewhere_bytes), terms);
     let needed = u64::from(window.missing_slots);
     let mut chunk_bytes = growth::chunk_bytes(&device.plan, peak_live);
     if state.guards.is_some() {
@@ -281,14 +322,37 @@ pub(super) fn survey<'a>(
         exact: terms.exact || state.guards.is_some(),
     };
     match growth::cover(&runs, supply) {
-        Some(pieces) => Surveyed::Found(Found { window, pieces, keys }, stock),
+        Some(pieces) => {
+            let created = pieces.iter().filter(|piece| piece.source == Source::Create);
+            let chunk_slots = created.clone().map(|piece| piece.slots).max().unwrap_or(0);
+            let created: u64 = created.map(|piece| u64::from(piece.slots)).sum();
+            let beyond = Lack {
+                bytes: created.saturating_sub(soft) * slot_bytes,
+                chunk_slots,
+                window: (window.first_slot, window.end_slot),
+            };
+            Surveyed::Found(Found { window, pieces, keys, beyond }, stock)
+        }
         None => Surveyed::Short,
     }
 }
 
+/// Slots that may be created within the soft limit, which goes by all lanes together.
+fn soft_slots(device: &Device, live_bytes: u64, terms: Terms) -> u64 {
+    let peak_bytes = device.peak_live_bytes().max(live_bytes);
+    let held_bytes = device.held_for_lanes_bytes(terms.shelf_bytes);
+    let bytes = growth::soft_allowance_bytes(device.plan.soft_limit, peak_bytes, held_bytes);
+    bytes / device.plan.granularity_bytes
+}
+
 /// Makes the brought memory part of the heap and serves the request from it; gives the claim back
 /// if the device's policy has changed since the memory was granted.
-fn publish(lane: &Lane, claim: Claim, request: &Request) -> Result<Outcome, Claim> {
+fn publish(
+    lane: &Lane,
+    claim: Claim,
+    request: &Request,
+    elsewhere_bytes: u64,
+) -> Result<Outcome, Claim> {
     let (start, stop) = (claim.window_offset, claim.window_offset + claim.window_bytes);
     let mut guard = lane.cell.lock();
     // A busy lane does not retire.
@@ -317,7 +381,12 @@ fn publish(lane: &Lane, claim: Claim, request: &Request) -> Result<Outcome, Clai
         debug_assert!(false, "the window is a block: {error:?}");
     }
     Ok(match state.heap.alloc(request.bytes(), request.align_bytes()) {
-        Ok(block) => Outcome::Done(state.hand_out(lane.cell, block, request.bytes())),
+        Ok(block) => {
+            let buffer = state.hand_out(lane.cell, block, request.bytes());
+            let live_bytes = state.live.asked_bytes + elsewhere_bytes;
+            lane.device.note_live(live_bytes.max(state.peak_live_bytes()));
+            Outcome::Done(buffer)
+        }
         // The window was made for this request; were it ever too small, the next round grows
         // again instead of losing what was brought.
         Err(_) => Outcome::Short(None),

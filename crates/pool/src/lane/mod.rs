@@ -17,6 +17,7 @@ mod limbo;
 mod marks;
 pub(crate) mod raw;
 mod report;
+mod thrift;
 mod window;
 
 use std::fmt;
@@ -49,6 +50,7 @@ use crate::trace::{LaneTrace, Recorder};
 use guard::Guards;
 use limbo::Limbo;
 use marks::Marks;
+use thrift::Mark;
 
 /// The shell of a lane, padded so that no two lanes share a cache line.
 #[derive(Debug)]
@@ -77,6 +79,10 @@ pub(crate) struct LaneState {
     pub(crate) heap: Heap,
     pub(crate) region: Region,
     pub(crate) live: Live,
+    /// The peak of live bytes before the statistics began a new one.
+    pub(crate) earlier_peak_bytes: u64,
+    /// What the lane's stream had to do when it was last asked, for [`thrift`].
+    mark: Option<Mark>,
     /// Where the lane's requests are recorded, if they are.
     trace: Option<LaneTrace>,
     pub(crate) limbo: Limbo,
@@ -164,6 +170,8 @@ impl LaneCell {
             heap: Heap::new(HeapConfig { placement: device.plan.placement, ..Default::default() }),
             region: Region::new(device.plan.granularity_bytes),
             live: Live::default(),
+            earlier_peak_bytes: 0,
+            mark: None,
             trace: recorder.map(|recorder| LaneTrace::new(recorder, id, home.device, stream.id())),
             limbo: Limbo::default(),
             device,

@@ -87,15 +87,31 @@ fn would_serve(state: &mut LaneState, device: &Device, request: &Request, room_b
     let shelf = device.depot.stock.lock().bytes() / slot_bytes;
     [
         // Own chunks and the stock as it is.
-        Terms { create_slots: 0, with_stock: true, exact: true, may_move: true },
+        Terms {
+            create_slots: 0,
+            with_stock: true,
+            exact: true,
+            may_move: true,
+            elsewhere_bytes: 0,
+            shelf_bytes: 0,
+        },
         // And new memory.
-        Terms { create_slots: room, with_stock: true, exact: true, may_move: true },
+        Terms {
+            create_slots: room,
+            with_stock: true,
+            exact: true,
+            may_move: true,
+            elsewhere_bytes: 0,
+            shelf_bytes: 0,
+        },
         // The stock given back, its bytes made anew.
         Terms {
             create_slots: room.saturating_add(shelf),
             with_stock: false,
             exact: true,
             may_move: true,
+            elsewhere_bytes: 0,
+            shelf_bytes: 0,
         },
     ]
     .into_iter()

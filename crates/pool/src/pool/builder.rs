@@ -59,8 +59,10 @@ impl PoolBuilder {
         self
     }
 
-    /// While a lane holds at most (1 + this) x its peak live bytes it takes new memory; beyond, it
-    /// reuses its own free chunks first. `None` is off: then a warm lane never calls the driver.
+    /// While a device holds at most (1 + this) x the peak of what its lanes together had alive,
+    /// lanes take new memory; beyond, they reuse their own free chunks first, then those of other
+    /// lanes that no stream uses any more. Nobody waits for that. `None` is off: then chunks stay
+    /// where they are while memory can be had, and a warm lane never calls the driver.
     /// Default: 0.01.
     pub fn soft_limit(mut self, fraction: Option<f64>) -> Self {
         self.settings.soft_limit = fraction;

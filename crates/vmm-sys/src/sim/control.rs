@@ -62,6 +62,23 @@ impl Sim {
         })
     }
 
+    /// Puts work behind what the stream has now that ends `us` microseconds of virtual time from
+    /// now, or with what is before it if that takes longer. So each piece of work of a stream that
+    /// is fed this way ends as late after it was enqueued, however many there are.
+    ///
+    /// # Errors
+    /// As a launch on that stream would.
+    pub fn keep_busy(&self, device: DeviceId, stream: StreamHandle, us: u64) -> DriverResult<()> {
+        self.control(device, |state| {
+            let id = state.stream(device, stream)?;
+            let ends_ns = state.now_ns.saturating_add(us.saturating_mul(1000));
+            if state.timeline.is_busy_until(id, ends_ns) {
+                return Ok(());
+            }
+            state.submit(id, Op::BusyUntil { ends_ns })
+        })
+    }
+
     /// Adds a plan of failures or delays.
     pub fn inject(&self, plan: FaultPlan) -> FaultId {
         self.state.lock().faults.install(plan)

@@ -298,6 +298,9 @@ impl State {
                 let ends_ns = self.now_ns.saturating_add(*nanos);
                 return Ok(Some(Phase::Running { ends_ns, regions: Vec::new() }));
             }
+            Op::BusyUntil { ends_ns } if *ends_ns > self.now_ns => {
+                return Ok(Some(Phase::Running { ends_ns: *ends_ns, regions: Vec::new() }));
+            }
             _ => return Ok(None),
         };
         let takes_time = |node: &&Node| modelled || node.touches_at_end_only();

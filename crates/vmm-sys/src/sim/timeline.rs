@@ -45,6 +45,10 @@ pub(super) enum Op {
     Busy {
         nanos: u64,
     },
+    /// The same, until a time.
+    BusyUntil {
+        ends_ns: u64,
+    },
     /// Gives memory of the stream-ordered pool back.
     PoolFree {
         address: u64,
@@ -62,7 +66,7 @@ impl Op {
             Op::Record(_) => "an event record",
             Op::WaitRecord(_) => "a wait for an event",
             Op::Hold(_) => "a hold",
-            Op::Busy { .. } => "busy work",
+            Op::Busy { .. } | Op::BusyUntil { .. } => "busy work",
             Op::PoolFree { .. } => "a stream-ordered free",
         }
     }
@@ -176,6 +180,12 @@ impl Timeline {
         let ticket = stream.enqueued;
         stream.queue.push_back(Item { ticket, op, after, phase: Phase::Waiting });
         self.busy.insert(stream_id);
+    }
+
+    /// Whether the last item of a stream keeps it busy until then anyway.
+    pub(super) fn is_busy_until(&self, stream_id: u64, until_ns: u64) -> bool {
+        let last = self.streams.get(&stream_id).and_then(|stream| stream.queue.back());
+        last.is_some_and(|item| matches!(item.op, Op::BusyUntil { ends_ns } if ends_ns >= until_ns))
     }
 
     /// Whether a stream is done with everything up to a ticket. Streams that are gone are done.

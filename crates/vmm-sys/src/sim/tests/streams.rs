@@ -108,6 +108,28 @@ fn blocking_streams_are_ordered_after_the_legacy_stream() {
 }
 
 #[test]
+fn a_stream_that_is_kept_busy_ends_as_late_after_the_last_word() {
+    let sim = sim();
+    let stream = sim.stream_create(D0).unwrap();
+    let event = sim.event_create(D0).unwrap();
+    for _ in 0..100 {
+        sim.keep_busy(D0, stream, 2000).unwrap();
+        sim.advance(10);
+    }
+    sim.t_record(D0, event, stream).unwrap();
+    sim.advance(1980);
+    assert!(!sim.t_query(D0, event).unwrap());
+    sim.advance(20);
+    assert!(sim.t_query(D0, event).unwrap(), "not a hundred times as long");
+    // Behind longer work it adds nothing, before the next it is still there.
+    sim.busy(D0, stream, 500).unwrap();
+    sim.keep_busy(D0, stream, 100).unwrap();
+    let before_ns = sim.now_ns();
+    sim.t_sync(D0, stream).unwrap();
+    assert_eq!((sim.now_ns() - before_ns) / 100_000, 5);
+}
+
+#[test]
 fn waiting_jumps_the_clock_to_the_end_of_the_work() {
     let sim = sim();
     let stream = sim.stream_create(D0).unwrap();
