@@ -32,14 +32,19 @@ use std::cell::UnsafeCell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+#[cfg(not(shuttle))]
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+// With the atomics of a scheduler, for the proofs of the pool: crates/vmm-sys/src/sync.rs.
+#[cfg(shuttle)]
+use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// No thread's token.
 const NOBODY: u64 = 0;
 
 /// How often in a row a thread has to take a new lock before it is biased. Taking the bias back
 /// costs some microseconds, and a biased entry saves some ten nanoseconds.
-const STREAK_FIRST: u32 = 1 << 10;
+const STREAK_FIRST: u32 = if cfg!(shuttle) { 2 } else { 1 << 10 };
 /// The longest such streak. It doubles each time the bias is taken back, so that threads which
 /// alternate pay little for it.
 const STREAK_MAX: u32 = 1 << 16;
@@ -198,7 +203,10 @@ fn wait_while(flag: &AtomicBool) {
 /// Whoever is inside may be waiting for a processor: this one.
 fn relax() {
     std::hint::spin_loop();
+    #[cfg(not(shuttle))]
     std::thread::yield_now();
+    #[cfg(shuttle)]
+    shuttle::thread::yield_now();
 }
 
 impl<T> Drop for Guard<'_, T> {

@@ -3,6 +3,9 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(shuttle)]
+use shuttle::thread_local;
+
 static LAST: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -13,7 +16,7 @@ thread_local! {
 /// The calling thread's; never 0.
 #[inline]
 pub(crate) fn of_this_thread() -> u64 {
-    match TOKEN.get() {
+    match TOKEN.with(Cell::get) {
         0 => draw(),
         token => token,
     }
@@ -23,7 +26,7 @@ pub(crate) fn of_this_thread() -> u64 {
 fn draw() -> u64 {
     // At one a nanosecond they last for six hundred years.
     let token = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-    TOKEN.set(token);
+    TOKEN.with(|it| it.set(token));
     token
 }
 

@@ -3,8 +3,8 @@
 //! A [`Booking`] goes with the memory it stands for, and ends when the driver has taken that back:
 //! so a release that the driver refuses leaves the memory booked, wherever it is kept then.
 
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::budget::Budget;
 

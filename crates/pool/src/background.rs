@@ -5,16 +5,15 @@
 //! dies, requests do the work themselves.
 
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use parking_lot::{Condvar, Mutex};
 
 use crate::device::Device;
 use crate::elastic::ahead;
 use crate::idle;
 use crate::lane::{Wait, sweep};
 use crate::places::Places;
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex};
 use crate::turn::Turn;
 
 /// How often the marks and the limbo are looked at while there is something to do, and else.
@@ -67,7 +66,7 @@ impl Background {
         let shared = signal.clone();
         signal.flags.lock().started = true;
         let thread =
-            std::thread::Builder::new().name("vmm-pool".into()).spawn(move || run(places, &shared));
+            thread::Builder::new().name("vmm-pool".into()).spawn(move || run(places, &shared));
         match thread {
             Ok(thread) => Some(Background { signal, _thread: thread }),
             Err(error) => {

@@ -5,10 +5,8 @@
 //! is gone, although the program that captured dropped its buffers long ago. The driver does not
 //! tell the pool that a capture begins; the program does.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use vmm_sys::object::Stream;
 use vmm_sys::{CaptureStatus, process};
 
@@ -16,6 +14,8 @@ use crate::buffer::Buffer;
 use crate::error::Error;
 use crate::lane::{Gate, Lane, undivert};
 use crate::lanes::LaneRef;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, RwLock, RwLockReadGuard, global};
 
 /// Memory of captured graphs, reserved for them until the last clone is dropped.
 ///
@@ -163,8 +163,10 @@ struct Scope {
     joined: Mutex<Option<Vec<LaneRef>>>,
 }
 
-/// Tells scopes apart.
-static NEXT_SCOPE: AtomicU64 = AtomicU64::new(1);
+global! {
+    /// Tells scopes apart.
+    static NEXT_SCOPE: AtomicU64 = AtomicU64::new(1);
+}
 
 impl Lane {
     /// Opens a scope for a capture that begins in this lane's stream: see [`CaptureScope`].
@@ -277,7 +279,9 @@ pub(crate) struct Open {
     streams: Vec<(u64, Stream)>,
 }
 
-static OPEN: RwLock<Open> = RwLock::new(Open { scopes: Vec::new(), streams: Vec::new() });
+global! {
+    static OPEN: RwLock<Open> = RwLock::new(Open { scopes: Vec::new(), streams: Vec::new() });
+}
 
 /// The scopes that are open. None opens or ends while the answer is held.
 pub(crate) fn open() -> RwLockReadGuard<'static, Open> {

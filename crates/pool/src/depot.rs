@@ -3,15 +3,16 @@
 //!
 //! The only door to physical memory: nothing else creates and releases chunks.
 
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use vmm_sys::object::{Chunk, Mapping, Range};
 use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver, DriverError};
 
 use crate::account::Account;
 use crate::budget::Budget;
+use crate::carries::{Carries, Carrying};
 use crate::idle::Clock;
 use crate::leaving::Leaving;
 use crate::stock::{Stock, Taken};
@@ -45,20 +46,8 @@ pub(crate) struct Depot {
     /// Of these, at the addresses of elastic buffers, and behind peer anchors.
     elastic_bytes: AtomicU64,
     anchor_bytes: AtomicU64,
-    /// Carries of [`Carrying`]: begun, and ended.
-    carries_begun: AtomicU64,
-    carries_ended: AtomicU64,
-}
-
-/// While it lives, memory is in a thread's hands: booked, but neither mapped for somebody nor on
-/// the shelf.
-#[derive(Debug)]
-pub(crate) struct Carrying<'a>(&'a Depot);
-
-impl Drop for Carrying<'_> {
-    fn drop(&mut self) {
-        self.0.carries_ended.fetch_add(1, Ordering::AcqRel);
-    }
+    /// Memory in threads' hands.
+    pub(crate) carries: Carries,
 }
 
 /// Why a chunk could not be had.
@@ -85,22 +74,19 @@ impl Depot {
             leaving: Leaving::default(),
             elastic_bytes: AtomicU64::new(0),
             anchor_bytes: AtomicU64::new(0),
-            carries_begun: AtomicU64::new(0),
-            carries_ended: AtomicU64::new(0),
+            carries: Carries::default(),
         }
     }
 
     /// Says that the calling thread takes memory into its hands.
     pub(crate) fn carry(&self) -> Carrying<'_> {
-        self.carries_begun.fetch_add(1, Ordering::AcqRel);
-        Carrying(self)
+        self.carries.begin()
     }
 
     /// How often memory was carried; `None` while some thread does. Sums that were taken between
     /// two equal answers are of one moment.
     pub(crate) fn carries(&self) -> Option<u64> {
-        let ended = self.carries_ended.load(Ordering::Acquire);
-        (self.carries_begun.load(Ordering::Acquire) == ended).then_some(ended)
+        self.carries.settled()
     }
 
     pub(crate) fn held_bytes(&self) -> u64 {

@@ -3,9 +3,7 @@
 mod thrift;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use vmm_sys::object::Chunk;
 use vmm_sys::{Access, DeviceId, Driver, StreamId};
 
@@ -19,6 +17,8 @@ use crate::lane::{LaneState, Wait};
 use crate::lanes::{LaneRef, Lanes};
 use crate::policy::Policy;
 use crate::stats::DeviceStats;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::turn::Turn;
 
 /// One device's side of a pool.

@@ -11,9 +11,10 @@
 //! given back.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::lane::LaneCell;
+use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::global;
 
 /// `log2` of the bytes of a page: lanes align their ranges to this at least.
 pub(crate) const PAGE_SHIFT: u32 = 25;
@@ -26,14 +27,20 @@ const LEAVES: usize = 1 << (SPACE_SHIFT - PAGE_SHIFT - LEAF_SHIFT);
 /// A shell's number, or 0 where no lane is.
 type Leaf = Box<[AtomicU32; LEAF_PAGES]>;
 
-static PAGES: [OnceLock<Leaf>; LEAVES] = [const { OnceLock::new() }; LEAVES];
+global! {
+    static PAGES: [OnceLock<Leaf>; LEAVES] = [const { OnceLock::new() }; LEAVES];
+}
 
-/// Shells by number, from 1: those from 2^k on in the k-th array, which is made when its first
-/// shell is needed and never moves.
-static SHELLS: [OnceLock<Box<[LaneCell]>>; u32::BITS as usize] =
-    [const { OnceLock::new() }; u32::BITS as usize];
+global! {
+    /// Shells by number, from 1: those from 2^k on in the k-th array, which is made when its first
+    /// shell is needed and never moves.
+    static SHELLS: [OnceLock<Box<[LaneCell]>>; u32::BITS as usize] =
+        [const { OnceLock::new() }; u32::BITS as usize];
+}
 
-static LAST_SHELL: AtomicU32 = AtomicU32::new(0);
+global! {
+    static LAST_SHELL: AtomicU32 = AtomicU32::new(0);
+}
 
 /// A shell that no lane has used yet.
 pub(crate) fn new_shell() -> &'static LaneCell {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use vmm_sys::object::{Event, RelaxedCapture, Stream};
 use vmm_sys::{CaptureStatus, DeviceId, Driver};
 

@@ -10,11 +10,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::device::Device;
 use crate::lane::{Wait, sweep, trim_if_idle};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::turn::Turn;
 
 /// Looks in the time after which a lane counts as idle: it is found at most a quarter late.

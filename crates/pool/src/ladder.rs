@@ -10,10 +10,8 @@
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use vmm_sys::DeviceId;
 use vmm_sys::object::retry_failed_drops;
 
@@ -23,10 +21,14 @@ use crate::lane::{Wait, sweep, trim};
 use crate::lanes::LaneRef;
 use crate::places::Site;
 use crate::request::Request;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, global, thread_local};
 use crate::turn::Turn;
 
 /// How often callbacks and reliefs may say that they made room, for one request.
 const HELP_ROUNDS_MAX: u32 = 8;
+/// How often a request begins anew since another thread had memory in its hands.
+const RESTARTS_MAX: u32 = 16;
 
 /// A rung. The first is where every request starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +68,9 @@ const RUNGS: [Rung; 9] = [
     Rung::Neighbour,
     Rung::Host,
 ];
+
+/// So many of them find memory of the pool's own; those behind ask others.
+const OWN_RUNGS: usize = 6;
 
 /// How often each rung was climbed on one device, and how often all of them did not suffice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -193,11 +198,7 @@ impl Reliefs {
     }
 }
 
-/// Every device of every pool of the process, so that one pool's idle memory can serve another's
-/// shortage.
-static DEVICES: Mutex<Vec<Known>> = Mutex::new(Vec::new());
-
-/// One of them: which GPU, and whose side.
+/// One device of a pool: which GPU, and whose side.
 struct Known {
     gpu: (usize, DeviceId),
     device: Weak<Device>,
@@ -206,6 +207,12 @@ struct Known {
 /// Tells GPUs apart. The driver's address is its own while a pool lives that uses it.
 fn gpu(device: &Device) -> (usize, DeviceId) {
     (Arc::as_ptr(&device.driver).addr(), device.plan.device)
+}
+
+global! {
+    /// Every device of every pool of the process, so that one pool's idle memory can serve another's
+    /// shortage.
+    static DEVICES: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 }
 
 /// Makes a device's idle memory available to other pools' shortages.
@@ -240,18 +247,19 @@ pub(crate) struct Climb {
     /// How many the way starts above.
     first: usize,
     help_rounds: u32,
+    restarts: u32,
 }
 
 impl Climb {
     pub(crate) fn new() -> Climb {
-        Climb { climbed: 0, first: 0, help_rounds: 0 }
+        Climb { climbed: 0, first: 0, help_rounds: 0, restarts: 0 }
     }
 
     /// For whole chunks that belong to no lane: what makes chunks shorter, or takes a lane's own,
     /// is no help.
     pub(crate) fn for_chunks() -> Climb {
         let first = RUNGS.iter().take_while(|rung| **rung != Rung::WaitLimbo).count();
-        Climb { climbed: first, first, help_rounds: 0 }
+        Climb { climbed: first, first, help_rounds: 0, restarts: 0 }
     }
 
     /// The rung the request stands on.
@@ -266,7 +274,7 @@ impl Climb {
             self.climbed += 1;
             let is_there = match rung {
                 Rung::Neighbour | Rung::Host => {
-                    !IN_CALLBACK.get() && device.reliefs.of(rung, request).is_some()
+                    !IN_CALLBACK.with(Cell::get) && device.reliefs.of(rung, request).is_some()
                 }
                 _ => true,
             };
@@ -278,7 +286,22 @@ impl Climb {
     }
 
     /// Climbs one rung and does what it stands for. False if none is left: the request fails.
-    pub(crate) fn next(&mut self, device: &Device, lane: LaneRef, request: &Request) -> bool {
+    ///
+    /// The pool has nothing left only if it was seen so for sure: with no memory in other threads'
+    /// hands, on its way to where this request looked before.
+    pub(crate) fn next(
+        &mut self,
+        device: &Device,
+        lane: LaneRef,
+        request: &Request,
+        is_sure: bool,
+    ) -> bool {
+        let may_wait = request.may_wait() && self.restarts < RESTARTS_MAX;
+        if self.climbed >= OWN_RUNGS && !is_sure && may_wait {
+            device.depot.carries.wait();
+            self.restarts += 1;
+            self.climbed = 0;
+        }
         self.climb(device, Some(lane), request)
     }
 
@@ -379,11 +402,11 @@ fn empty_lanes(device: &Device, except: Option<LaneRef>, wait: Wait) {
 
 /// Asks others for room, unless this thread is doing that already.
 fn ask(others: impl FnOnce() -> bool) -> bool {
-    if IN_CALLBACK.replace(true) {
+    if IN_CALLBACK.with(|it| it.replace(true)) {
         return false;
     }
     let helped = others();
-    IN_CALLBACK.set(false);
+    IN_CALLBACK.with(|it| it.set(false));
     helped
 }
 

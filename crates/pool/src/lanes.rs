@@ -1,6 +1,6 @@
 //! [`Lanes`]: which lanes of a device there are.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
 use vmm_sys::StreamId;
@@ -44,8 +44,8 @@ impl DerefMut for LockedLane {
 /// The lanes of a device: each that holds something is listed, until it has retired.
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
-    /// The newest lane of each stream.
-    newest: HashMap<StreamId, LaneRef>,
+    /// The newest lane of each stream. In one order, so that runs repeat.
+    newest: BTreeMap<StreamId, LaneRef>,
     /// Closed ones, whose stream has a newer lane, with buffers left.
     older: Vec<LaneRef>,
     /// Those that hold memory for captured graphs.

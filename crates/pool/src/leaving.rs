@@ -3,11 +3,10 @@
 //! A lane that ends hands its mappings over with the gates of their last users; what the driver
 //! refused to unmap comes here too, and is tried again. So ending a lane never waits for the GPU.
 
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
 use vmm_sys::object::{Chunk, Mapping, RelaxedCapture};
 use vmm_sys::{ChunkProps, StreamId};
 
@@ -15,6 +14,7 @@ use crate::depot::Depot;
 use crate::device::Device;
 use crate::lane::{Asker, Gate, Pending, Wait, Waited};
 use crate::stranded;
+use crate::sync::{Mutex, MutexGuard};
 use crate::turn::Turn;
 
 /// One mapping on its way.

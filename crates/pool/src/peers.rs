@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use vmm_sys::object::{Chunk, Mapping, Range, RelaxedCapture};
 use vmm_sys::{AccessGrant, DeviceId, DriverError};
 

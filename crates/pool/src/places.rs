@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use vmm_sys::object::Mapping;
 use vmm_sys::{ChunkProps, DeviceId, Driver, DriverError};
 

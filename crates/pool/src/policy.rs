@@ -5,9 +5,9 @@
 //! thread that was bringing memory to a lane meanwhile finds the policy's version changed when it
 //! publishes, and grants once more.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use vmm_sys::{Access, AccessGrant, DeviceId, DriverError, Location};
 
 use crate::device::Device;

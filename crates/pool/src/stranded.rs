@@ -5,10 +5,10 @@
 //! such work may use cannot be given back at the end of a pool. It stays here until a pool of the
 //! same driver comes by after the capture: at a miss, at a trim, at its end.
 
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use vmm_sys::Driver;
 use vmm_sys::object::RelaxedCapture;
 

@@ -15,14 +15,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use vmm_sys::{DeviceId, StreamId, process};
 
 use crate::config::Settings;
 use crate::error::Error;
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use file::TraceFile;
 
 /// Records that may wait for the writer before those who make them have to wait too.
@@ -119,7 +119,7 @@ impl Recorder {
     fn write_to(file: TraceFile) -> std::io::Result<Arc<Recorder>> {
         let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("vmm-pool-trace".into())
             .spawn(move || writer::run(file, &theirs))?;
         Ok(Arc::new(Recorder { shared, start: Instant::now(), _thread: thread }))

@@ -4,13 +4,17 @@
 //! tails of 33 ms. So every create, map, set access, unmap and release is made under one turn,
 //! which is handed over after each call: requesters first, background work when nobody asks.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, MutexGuard, global, thread};
 
-static TURN: Mutex<()> = Mutex::new(());
-static REQUESTERS: AtomicUsize = AtomicUsize::new(0);
+global! {
+    static TURN: Mutex<()> = Mutex::new(());
+}
+global! {
+    static REQUESTERS: AtomicUsize = AtomicUsize::new(0);
+}
 
 /// Who wants the turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +38,7 @@ impl Turn {
             Turn::Background => {
                 while REQUESTERS.load(Ordering::Relaxed) != 0 {
                     // About one driver call.
-                    std::thread::sleep(Duration::from_micros(20));
+                    thread::sleep(Duration::from_micros(20));
                 }
                 TURN.lock()
             }

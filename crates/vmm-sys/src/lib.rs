@@ -17,6 +17,10 @@ pub mod error;
 pub mod object;
 pub mod process;
 pub mod sim;
+#[cfg(not(shuttle))]
+mod sync;
+#[cfg(shuttle)]
+pub mod sync;
 pub mod topology;
 pub mod types;
 

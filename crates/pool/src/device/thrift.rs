@@ -1,6 +1,6 @@
 //! What the soft limit goes by: what a device's lanes had alive, and what is held for them.
 
-use std::sync::atomic::Ordering;
+use crate::sync::atomic::Ordering;
 
 use super::Device;
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use vmm_sys::object::{Mapping, Range};
 use vmm_sys::{Access, AccessGrant, ChunkProps, DeviceId, Location};
 

@@ -3,7 +3,7 @@
 
 use super::body::Operation;
 use super::hooks::{Cause, Phase};
-use crate::depot::Carrying;
+use crate::carries::Carrying;
 use crate::turn::Turn;
 
 impl Operation<'_> {

@@ -9,7 +9,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 /// What happens to the memory behind a buffer's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use vmm_sys::object::{RelaxedCapture, Stream};
 use vmm_sys::process;
 

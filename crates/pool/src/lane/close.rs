@@ -1,10 +1,11 @@
 //! Giving memory back: trim a lane's free chunks, retire a lane for good.
 
 use super::gate::{Gate, is_captured, record};
-use super::limbo::Retired;
+use super::limbo::{Retired, sweep_once, sweep_pending};
 use super::{LaneCell, LaneState, Wait, sweep};
 use crate::device::Device;
 use crate::lanes::LaneRef;
+use crate::sync::thread;
 use crate::turn::Turn;
 
 /// Takes the lane's wholly free chunks out of its addresses; their memory goes to the stock once
@@ -50,12 +51,18 @@ fn empty(lane: LaneRef, only_at: Option<u64>, wait: Wait, turn: Turn) -> bool {
         if !may_empty(&state) {
             return false;
         }
+        let device = state.device.clone();
+        let _carrying = device.depot.carry();
         for key in state.free_chunks(0, 0) {
             let gates = state.own_gates();
             state.retire_chunk(key, gates);
         }
+        drop(state);
+        sweep_once(lane.cell, turn);
     }
-    sweep(lane.cell, wait, turn);
+    if wait == Wait::Yes {
+        sweep_pending(lane.cell, turn);
+    }
     true
 }
 
@@ -166,7 +173,7 @@ pub(crate) fn gate_for_good(lane: LaneRef) {
                 break state.should_retire();
             }
         }
-        std::thread::sleep(std::time::Duration::from_micros(20));
+        thread::sleep(std::time::Duration::from_micros(20));
     };
     if should_retire {
         retire(lane.cell);

@@ -4,7 +4,6 @@
 //! taken as one block when it is claimed, so no other thread can use its free parts meanwhile.
 //! All or nothing: a failure at any step leaves the lane as before.
 
-use parking_lot::MutexGuard;
 use vmm_heap::{Block, Miss};
 use vmm_sys::DriverError;
 
@@ -17,6 +16,7 @@ use super::window::{Window, choose_window, runs};
 use super::{Lane, LaneState, Wait, sweep};
 use crate::buffer::Buffer;
 use crate::capture;
+use crate::carries::Carrying;
 use crate::depot::Shortage;
 use crate::device::Device;
 use crate::error::Error;
@@ -26,13 +26,14 @@ use crate::ladder::{Climb, Rung};
 use crate::region::Region;
 use crate::request::Request;
 use crate::stock::Stock;
+use crate::sync::MutexGuard;
 use crate::turn::Turn;
 
 /// Rounds of reserve, race and retry before a request gives up: far more than can be needed.
-const ROUNDS_MAX: u32 = 64;
+const ROUNDS_MAX: u32 = 256;
 
-enum Planned {
-    Claim(Claim),
+enum Planned<'a> {
+    Claim(Claim, Carrying<'a>),
     /// Addresses are missing, for this block at least.
     Reserve(Miss),
     /// Memory is missing.
@@ -58,7 +59,15 @@ enum Outcome {
     Reserve(Miss),
     AskCapture,
     Beyond(Lack),
-    Short(Option<DriverError>),
+    Short(Short),
+}
+
+/// Memory is missing.
+struct Short {
+    /// The driver's refusal, if there was one.
+    refusal: Option<DriverError>,
+    /// No other thread had memory in its hands meanwhile that might have been enough.
+    is_sure: bool,
 }
 
 /// What one attempt goes by.
@@ -138,9 +147,9 @@ fn climb_to_memory(
                 }
                 means.thrift = means.thrift.next(device, lane.reference(), lack);
             }
-            Outcome::Short(refusal) => {
+            Outcome::Short(Short { refusal, is_sure }) => {
                 cause = refusal.or(cause);
-                if !climb.next(device, lane.reference(), request) {
+                if !climb.next(device, lane.reference(), request, is_sure) {
                     break;
                 }
             }
@@ -150,7 +159,9 @@ fn climb_to_memory(
 }
 
 fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Error> {
-    let mut claim = {
+    let device = &*lane.device;
+    let carries = device.depot.carries();
+    let (mut claim, carrying) = {
         let mut guard = lane.cell.lock();
         let state = lane.state(&mut guard)?;
         let miss = match find(state, request, means.rung) {
@@ -159,26 +170,33 @@ fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Erro
             }
             Err(miss) => miss,
         };
-        match plan(state, &lane.device, &miss, request, means) {
-            Planned::Claim(claim) => claim,
+        match plan(state, device, &miss, request, means) {
+            Planned::Claim(claim, carrying) => (claim, carrying),
             Planned::Reserve(miss) => return Ok(Outcome::Reserve(miss)),
-            Planned::Short => return Ok(Outcome::Short(None)),
+            Planned::Short => {
+                let is_sure = carries.is_some() && device.depot.carries() == carries;
+                return Ok(Outcome::Short(Short { refusal: None, is_sure }));
+            }
             Planned::AskCapture => return Ok(Outcome::AskCapture),
             Planned::Beyond(lack) => return Ok(Outcome::Beyond(lack)),
         }
     };
-    let mut brought = act(&lane.device, &mut claim);
+    let mut brought = act(device, &mut claim);
     while brought.is_ok() {
         match publish(lane, claim, request, means.elsewhere_bytes) {
             Ok(outcome) => return Ok(outcome),
             Err(stale) => claim = stale,
         }
-        brought = grant_again(&lane.device, &mut claim);
+        brought = grant_again(device, &mut claim);
     }
     hand_back(lane, claim);
+    drop(carrying);
+    // One of them was this thread's own.
+    let is_sure = carries.is_some_and(|before| device.depot.carries() == Some(before + 1));
+    let short = |refusal| Ok(Outcome::Short(Short { refusal, is_sure }));
     match brought {
-        Ok(()) | Err(Shortage::Limit) => Ok(Outcome::Short(None)),
-        Err(Shortage::Driver(error)) if error.is_out_of_memory() => Ok(Outcome::Short(Some(error))),
+        Ok(()) | Err(Shortage::Limit) => short(None),
+        Err(Shortage::Driver(error)) if error.is_out_of_memory() => short(Some(error)),
         Err(Shortage::Driver(error)) => Err(error.into()),
     }
 }
@@ -200,13 +218,13 @@ fn find(state: &mut LaneState, request: &Request, rung: Rung) -> Result<Block, M
     }
 }
 
-fn plan(
+fn plan<'a>(
     state: &mut LaneState,
-    device: &Device,
+    device: &'a Device,
     miss: &Miss,
     request: &Request,
     means: Means,
-) -> Planned {
+) -> Planned<'a> {
     let Means { rung, moves, .. } = means;
     let slot_bytes = state.region.slot_bytes();
     let terms = Terms {
@@ -234,9 +252,10 @@ fn plan(
     if moving && moves == Moves::Unasked {
         return Planned::AskCapture;
     }
+    let carrying = device.depot.carry();
     let props = &device.plan.props;
     let mut take = |slots: u32| stock.take(props, u64::from(slots) * slot_bytes);
-    Planned::Claim(claim(state, miss, &window, &pieces, &keys, &mut take))
+    Planned::Claim(claim(state, miss, &window, &pieces, &keys, &mut take), carrying)
 }
 
 /// What a request may draw on beside its lane's own chunks.
@@ -356,7 +375,8 @@ fn publish(
     let (start, stop) = (claim.window_offset, claim.window_offset + claim.window_bytes);
     let mut guard = lane.cell.lock();
     // A busy lane does not retire.
-    let Some(state) = guard.as_mut() else { return Ok(Outcome::Short(None)) };
+    let lost = Outcome::Short(Short { refusal: None, is_sure: false });
+    let Some(state) = guard.as_mut() else { return Ok(lost) };
     // Whoever changes it looks at the lane's mappings afterwards.
     if claim.policy != lane.device.policy.version() {
         return Err(claim);
@@ -389,7 +409,7 @@ fn publish(
         }
         // The window was made for this request; were it ever too small, the next round grows
         // again instead of losing what was brought.
-        Err(_) => Outcome::Short(None),
+        Err(_) => lost,
     })
 }
 

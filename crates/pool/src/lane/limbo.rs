@@ -10,6 +10,7 @@ use vmm_sys::object::{Mapping, RelaxedCapture, Stream};
 use super::gate::{Asker, Gate, Pending, record};
 use super::{LaneCell, retire};
 use crate::device::Device;
+use crate::sync::thread;
 use crate::turn::Turn;
 
 /// A freed block that other streams used.
@@ -169,7 +170,12 @@ fn park(
 /// Waiting takes nothing out of limbo, so that what is finished is there for other threads.
 pub(crate) fn sweep(cell: &'static LaneCell, wait: Wait, turn: Turn) -> bool {
     let came_back = sweep_once(cell, turn);
-    wait == Wait::Yes && wait_for_pending(cell) && sweep_once(cell, turn) || came_back
+    wait == Wait::Yes && sweep_pending(cell, turn) || came_back
+}
+
+/// Brings back what is pending, once it has passed.
+pub(super) fn sweep_pending(cell: &'static LaneCell, turn: Turn) -> bool {
+    wait_for_pending(cell) && sweep_once(cell, turn)
 }
 
 /// Waits until what is in limbo now has passed. Returns whether there was anything.
@@ -184,12 +190,12 @@ fn wait_for_pending(cell: &'static LaneCell) -> bool {
             }
         }
         // Another thread is asking the gates, and puts back what is pending.
-        std::thread::sleep(std::time::Duration::from_micros(20));
+        thread::sleep(std::time::Duration::from_micros(20));
     };
     pending.wait(&device.events)
 }
 
-fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {
+pub(super) fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {
     let mut came_back = false;
     loop {
         let pass = sweep_pass(cell, turn);
@@ -223,6 +229,7 @@ fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
         state.busy += 1;
         (state.device.clone(), parked, retired)
     };
+    let _carrying = device.depot.carry();
     let in_hand = (parked.len(), retired.len());
     let (mut free, mut kept, mut vacant) = (Vec::new(), Vec::new(), Vec::new());
     // Without the relaxed mode a query could end somebody's capture: then nothing is asked.

@@ -22,10 +22,8 @@ mod window;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam::utils::CachePadded;
-use parking_lot::Mutex;
 use vmm_heap::{Heap, HeapConfig};
 use vmm_lock::BiasedMutex;
 use vmm_sys::object::Stream;
@@ -46,6 +44,8 @@ use crate::lanes::LaneRef;
 use crate::pool::PoolInner;
 use crate::region::Region;
 use crate::request::Request;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, global};
 use crate::trace::{LaneTrace, Recorder};
 use guard::Guards;
 use limbo::Limbo;
@@ -63,11 +63,15 @@ pub(crate) struct LaneCell {
 /// A lane's state under its lock.
 pub(crate) type LaneGuard<'a> = vmm_lock::Guard<'a, Option<LaneState>>;
 
-/// Shells of lanes that retired.
-static VACANT: Mutex<Vec<&'static LaneCell>> = Mutex::new(Vec::new());
+global! {
+    /// Shells of lanes that retired.
+    static VACANT: Mutex<Vec<&'static LaneCell>> = Mutex::new(Vec::new());
+}
 
-/// Tells a lane from an earlier one in the same shell.
-static NEXT_LANE: AtomicU64 = AtomicU64::new(1);
+global! {
+    /// Tells a lane from an earlier one in the same shell.
+    static NEXT_LANE: AtomicU64 = AtomicU64::new(1);
+}
 
 /// Operations between two emptyings of the magazines of a lane that falls idle, so that a lone
 /// buffer made and dropped in a loop still finds its magazine.

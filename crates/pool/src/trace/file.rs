@@ -5,13 +5,14 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use parking_lot::Mutex;
-
 use super::Record;
 use crate::config::Settings;
+use crate::sync::{Mutex, global};
 
-/// Files that pools of this process write to now: no two of them share one.
-static IN_USE: Mutex<Option<HashSet<PathBuf>>> = Mutex::new(None);
+global! {
+    /// Files that pools of this process write to now: no two of them share one.
+    static IN_USE: Mutex<Option<HashSet<PathBuf>>> = Mutex::new(None);
+}
 
 /// An open trace.
 pub(super) struct TraceFile {

@@ -116,7 +116,7 @@ fn whoever_records_waits_for_a_slow_writer() {
             Ok(bytes.len())
         }
         fn flush(&mut self) -> io::Result<()> {
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
             Ok(())
         }
     }

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::chunk::Receipt;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverResult};
+use crate::sync::{Mutex, global};
 use crate::types::ChunkHandle;
 
 /// Something the driver refused to take back, with what it hangs on.
@@ -25,7 +24,9 @@ struct Failed {
     error: DriverError,
 }
 
-static FAILED: Mutex<Vec<Failed>> = Mutex::new(Vec::new());
+global! {
+    static FAILED: Mutex<Vec<Failed>> = Mutex::new(Vec::new());
+}
 
 impl Leftover {
     /// Tries to give it back.

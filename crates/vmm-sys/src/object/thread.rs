@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::sync::thread_local;
+
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// Says that its thread has ended, when the thread drops it.

@@ -12,7 +12,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
 
 use slab::Slab;
 
@@ -23,6 +22,7 @@ use super::state::State;
 use super::timeline::{Op, StreamKind};
 use crate::call::Call;
 use crate::error::{DriverResult, ResultCode};
+use crate::sync::thread::{self, ThreadId};
 use crate::types::{CaptureInfo, CaptureMode, CaptureStatus, DeviceId, GraphHandle, StreamHandle};
 
 /// A captured node and the nodes it comes after.

@@ -9,7 +9,6 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 use std::time::Instant;
 
 use super::builder::TimeMode;
@@ -19,6 +18,7 @@ use super::timeline::{Op, Phase, StreamKind};
 use super::{Locked, Sim};
 use crate::call::Call;
 use crate::error::{DriverResult, ResultCode};
+use crate::sync::{thread, thread_local};
 use crate::types::{DeviceId, StreamHandle};
 
 thread_local! {
@@ -30,7 +30,7 @@ const MISALIGNED_ADDRESS: ResultCode = ResultCode(716);
 
 /// Whether the calling thread is running a host function.
 pub(super) fn in_host_function() -> bool {
-    IN_HOST_FUNCTION.get()
+    IN_HOST_FUNCTION.with(Cell::get)
 }
 
 /// Why work could not be done: becomes the sticky error of the context.
@@ -162,7 +162,7 @@ impl Sim {
         let me = self.me.clone();
         let thread = thread::Builder::new().name("sim-host-function".to_owned());
         let started = thread.spawn(move || {
-            IN_HOST_FUNCTION.set(true);
+            IN_HOST_FUNCTION.with(|it| it.set(true));
             // A panic ends the function, not the simulated driver.
             let _ = catch_unwind(AssertUnwindSafe(function));
             if let Some(sim) = me.upgrade() {

@@ -56,8 +56,6 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use answer::{Answer, Refused};
 use builder::Config;
 pub use builder::{DEVICES_MAX, Link, SimBuilder, TimeMode};
@@ -70,6 +68,7 @@ pub use timeline::HoldId;
 use crate::call::{Call, CallLedger};
 use crate::error::{DriverResult, ResultCode};
 use crate::process;
+use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 use crate::types::DeviceId;
 
 /// A simulated machine with up to [`DEVICES_MAX`] GPUs. See the [module page](self).
@@ -167,7 +166,7 @@ impl Sim {
         let mut state = self.state.lock();
         let verdict = state.faults.consult(call);
         if !verdict.real_delay.is_zero() {
-            MutexGuard::unlocked(&mut state, || std::thread::sleep(verdict.real_delay));
+            MutexGuard::unlocked(&mut state, || thread::sleep(verdict.real_delay));
         }
         self.pump(&mut state);
         let started_ns = state.now_ns;

@@ -1,7 +1,6 @@
 //! All that the simulated machine knows, behind one lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::thread::{self, ThreadId};
 
 use slab::Slab;
 
@@ -15,6 +14,7 @@ use super::regions::Region;
 use super::timeline::Timeline;
 use super::vaspace::AddressSpace;
 use crate::error::ResultCode;
+use crate::sync::thread::{self, ThreadId};
 use crate::types::{CaptureMode, ContextHandle, DeviceId, Location};
 
 /// One simulated GPU at run time.

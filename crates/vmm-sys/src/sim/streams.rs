@@ -8,14 +8,13 @@
 //! is another one for each thread: both are resolved in the context of the device that the call
 //! names.
 
-use std::thread;
-
 use super::answer::{Answer, Refused};
 use super::state::State;
 use super::timeline::{Op, Stream, StreamKind};
 use super::{Locked, Sim};
 use crate::call::Call;
 use crate::error::{DriverResult, ResultCode};
+use crate::sync::thread;
 use crate::types::{DeviceId, EventHandle, PinnedAddress, StreamHandle, StreamId};
 
 /// Handle values look like pointers and are made from an index.

@@ -11,12 +11,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::thread::ThreadId;
 
 use slab::Slab;
 
 use super::capture::EventCapture;
 use super::graphs::{Graph, Node};
+use crate::sync::thread::ThreadId;
 use crate::types::{DeviceId, StreamHandle};
 
 /// Names a hold of [`super::Sim::hold`].
