@@ -145,7 +145,8 @@ impl Uses {
             return Ok(());
         }
         let captured = is_captured(stream);
-        for (_, gate) in &before {
+        // Its own work comes before in any case, captured or not.
+        for (_, gate) in before.iter().filter(|(_, gate)| gate.concerns(stream)) {
             let waited = if captured { gate.wait()? } else { gate.order(stream)? };
             if waited == Waited::Captured {
                 return Err(ElasticError::StillUsed { offset: 0 }.into());

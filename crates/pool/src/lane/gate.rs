@@ -68,7 +68,7 @@ impl Gate {
 
     /// Whether memory of `lane`'s stream has to wait for it: not if it is of that very stream, in
     /// whose order the memory is, nor if it is another driver's.
-    pub(super) fn concerns(&self, lane: &Stream) -> bool {
+    pub(crate) fn concerns(&self, lane: &Stream) -> bool {
         let stream = match self.now() {
             Gate::Unrecorded(stream) => stream,
             Gate::Event(recorded) => &recorded.stream,
