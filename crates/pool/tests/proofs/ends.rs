@@ -67,7 +67,9 @@ fn the_memory_of_lanes_that_ended_is_found_by_who_needs_it() {
         drop((one.alloc(2 * CHUNK).unwrap(), two.alloc(2 * CHUNK).unwrap()));
         let ends = [one, two].map(|lane| {
             let pool = rig.pool.clone();
-            spawn(move || pool.close_lane(lane.stream()))
+            spawn(move || {
+                pool.close_lane(lane.stream());
+            })
         });
         let lane = rig.lane();
         let all = lane.alloc(4 * CHUNK).unwrap();

@@ -30,7 +30,9 @@ fn churn(rig: &Rig, lanes: &[Lane], other: &Stream, owned: &Owned) {
             12 => rig.pool.verify().unwrap(),
             13 => assert!(rig.pool.device_stats(HOME).unwrap().adds_up()),
             14 => match own.take() {
-                Some(lane) => rig.pool.close_lane(lane.stream()),
+                Some(lane) => {
+                    rig.pool.close_lane(lane.stream());
+                }
                 None => own = Some(rig.lane()),
             },
             15 => {
@@ -43,7 +45,9 @@ fn churn(rig: &Rig, lanes: &[Lane], other: &Stream, owned: &Owned) {
         }
     }
     drop(kept);
-    own.into_iter().for_each(|lane| rig.pool.close_lane(lane.stream()));
+    for lane in own {
+        rig.pool.close_lane(lane.stream());
+    }
 }
 
 fn everything_at_once(name: &str, limit_bytes: u64, background: bool) {
