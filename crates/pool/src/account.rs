@@ -3,10 +3,10 @@
 //! A [`Booking`] goes with the memory it stands for, and ends when the driver has taken that back:
 //! so a release that the driver refuses leaves the memory booked, wherever it is kept then.
 
-use crate::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crate::budget::Budget;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// What one device's pool owns, against its limits.
 #[derive(Debug)]

@@ -3,19 +3,19 @@
 //!
 //! The only door to physical memory: nothing else creates and releases chunks.
 
-use crate::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use crate::sync::Mutex;
 use vmm_sys::object::{Chunk, Mapping, Range};
 use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver, DriverError};
 
 use crate::account::Account;
 use crate::budget::Budget;
-use crate::carries::{Carries, Carrying};
+use crate::carries::Carries;
 use crate::idle::Clock;
 use crate::leaving::Leaving;
 use crate::stock::{Stock, Taken};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::turn::Turn;
 
 /// What is fixed about a place when the pool is built.
@@ -76,17 +76,6 @@ impl Depot {
             anchor_bytes: AtomicU64::new(0),
             carries: Carries::default(),
         }
-    }
-
-    /// Says that the calling thread takes memory into its hands.
-    pub(crate) fn carry(&self) -> Carrying<'_> {
-        self.carries.begin()
-    }
-
-    /// How often memory was carried; `None` while some thread does. Sums that were taken between
-    /// two equal answers are of one moment.
-    pub(crate) fn carries(&self) -> Option<u64> {
-        self.carries.settled()
     }
 
     pub(crate) fn held_bytes(&self) -> u64 {
@@ -187,7 +176,7 @@ impl Depot {
 
     /// The same, but only chunks that came to the shelf at `since_ms` or before.
     pub(crate) fn release_old_stock(&self, since_ms: u64, keep_bytes: u64, turn: Turn) -> u64 {
-        let _carrying = self.carry();
+        let _carrying = self.carries.begin();
         let mut given = 0;
         let mut refused = Vec::new();
         loop {
@@ -207,7 +196,7 @@ impl Depot {
     /// Gives back plain chunks of the shelf that sum to `bytes`, or all, so that as much can be made
     /// in other lengths.
     pub(crate) fn release_for(&self, bytes: u64, turn: Turn) {
-        let _carrying = self.carry();
+        let _carrying = self.carries.begin();
         let mut missing_bytes = bytes;
         while missing_bytes > 0 {
             let chunk = self.stock.lock().take_near(&self.terms.plain, missing_bytes);
@@ -248,7 +237,7 @@ impl Depot {
     /// cheap kind. A chunk is as good without: a failure of the warming is an error only if it
     /// keeps the chunk off the shelf.
     fn stock_one(&self, bytes: u64, turn: Turn) -> Result<(), Shortage> {
-        let _carrying = self.carry();
+        let _carrying = self.carries.begin();
         let chunk = Arc::new(self.create(bytes, &self.terms.plain, turn)?);
         match self.warm(&chunk, turn) {
             Ok(warm) => {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::sync::Mutex;
 use vmm_sys::object::{Event, RelaxedCapture, Stream};
 use vmm_sys::{CaptureStatus, DeviceId, Driver};
 
 use crate::capture;
 use crate::error::Error;
+use crate::sync::Mutex;
 
 /// Events kept for reuse: making one costs more than recording it.
 const SPARE_EVENTS_MAX: usize = 64;

@@ -3,7 +3,6 @@
 //! A lane that ends hands its mappings over with the gates of their last users; what the driver
 //! refused to unmap comes here too, and is tried again. So ending a lane never waits for the GPU.
 
-use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -14,6 +13,7 @@ use crate::depot::Depot;
 use crate::device::Device;
 use crate::lane::{Asker, Gate, Pending, Wait, Waited};
 use crate::stranded;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::turn::Turn;
 
@@ -123,7 +123,7 @@ impl Leaving {
     }
 
     fn sweep_once(&self, keeper: &Device, depot: &Depot, turn: Turn) {
-        let _carrying = depot.carry();
+        let _carrying = depot.carries.begin();
         let entries = std::mem::take(&mut *self.entries.lock());
         if entries.is_empty() {
             return;

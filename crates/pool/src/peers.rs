@@ -7,7 +7,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::sync::Mutex;
 use vmm_sys::object::{Chunk, Mapping, Range, RelaxedCapture};
 use vmm_sys::{AccessGrant, DeviceId, DriverError};
 
@@ -17,6 +16,7 @@ use crate::elastic::error::{ElasticError, PeerFault};
 use crate::error::Error;
 use crate::out_of_memory::{Asked, OutOfMemory};
 use crate::places::Places;
+use crate::sync::Mutex;
 use crate::turn::Turn;
 
 /// Bytes that are written by the owner and read by its peer.
@@ -108,7 +108,7 @@ impl Peers {
             return Ok(chunk.clone());
         }
         let bytes = device.plan.granularity_bytes;
-        let _carrying = device.depot.carry();
+        let _carrying = device.depot.carries.begin();
         let made = device.create_chunk(bytes, Turn::Requester).or_else(|shortage| {
             match shortage {
                 Shortage::Driver(error) if !error.is_out_of_memory() => {
@@ -138,7 +138,7 @@ impl Peers {
     /// Gives the chunk of an owner without anchors back.
     fn drop_unused_chunk(&self, device: &Device) {
         let owner = device.plan.device;
-        let _carrying = device.depot.carry();
+        let _carrying = device.depot.carries.begin();
         let chunk = {
             let mut state = self.state.lock();
             let mut pairs = state.pairs.iter();

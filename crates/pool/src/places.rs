@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::sync::Mutex;
 use vmm_sys::object::Mapping;
 use vmm_sys::{ChunkProps, DeviceId, Driver, DriverError};
 
@@ -19,6 +18,7 @@ use crate::lane::{Gate, Wait};
 use crate::out_of_memory::{Asked, OutOfMemory, device_memory};
 use crate::peers::Peers;
 use crate::place::Place;
+use crate::sync::Mutex;
 use crate::turn::Turn;
 
 /// What a pool's devices share.

@@ -5,9 +5,6 @@
 //! thread that was bringing memory to a lane meanwhile finds the policy's version changed when it
 //! publishes, and grants once more.
 
-use crate::sync::atomic::{AtomicU64, Ordering};
-
-use crate::sync::Mutex;
 use vmm_sys::{Access, AccessGrant, DeviceId, DriverError, Location};
 
 use crate::device::Device;
@@ -17,6 +14,8 @@ use crate::elastic::error::ElasticError;
 use crate::error::Error;
 use crate::lanes::LaneRef;
 use crate::places::Places;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::turn::Turn;
 
 /// Which other devices may use a device's memory.

@@ -5,16 +5,16 @@
 //! such work may use cannot be given back at the end of a pool. It stays here until a pool of the
 //! same driver comes by after the capture: at a miss, at a trim, at its end.
 
-use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
-use crate::sync::Mutex;
 use vmm_sys::Driver;
 use vmm_sys::object::RelaxedCapture;
 
 use crate::events::Events;
 use crate::lane::Asker;
 use crate::leaving::Entry;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, global};
 use crate::turn::Turn;
 
 /// What one pool left on one device.
@@ -24,10 +24,14 @@ struct Stranded {
     entries: Vec<Entry>,
 }
 
-static STRANDED: Mutex<Vec<Stranded>> = Mutex::new(Vec::new());
+global! {
+    static STRANDED: Mutex<Vec<Stranded>> = Mutex::new(Vec::new());
+}
 
-/// How many entries of the list there are: misses ask, and mostly there are none.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+global! {
+    /// How many entries of the list there are: misses ask, and mostly there are none.
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+}
 
 /// Keeps mappings until their gates have passed.
 pub(crate) fn keep(events: Arc<Events>, entries: Vec<Entry>) {

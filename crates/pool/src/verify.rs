@@ -11,7 +11,7 @@ use crate::lane::LaneState;
 
 /// Walks one device. Sums are checked only while no thread has memory of it in its hands.
 pub(crate) fn device(device: &Device) -> Result<(), String> {
-    let carries = device.depot.carries();
+    let carries = device.depot.carries.settled();
     let name = device.plan.device;
     // Held on, so that two threads never lock the same lanes in two orders.
     let list = device.lanes.lock();
@@ -37,7 +37,7 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
     let shelf = device.depot.stock.lock().bytes();
     let others = device.depot.elastic_bytes() + device.depot.anchor_bytes();
     let held = device.depot.held_bytes();
-    if carries.is_none() || device.depot.carries() != carries {
+    if carries.is_none() || device.depot.carries.settled() != carries {
         return Ok(());
     }
     if held != mapped + leaving + others + shelf {

@@ -24,6 +24,15 @@ fn destroy(rig: &Rig, handle: StreamHandle) {
     unsafe { rig.driver.stream_destroy(HOME, handle) }.unwrap();
 }
 
+/// All work ends without a fault, and then nothing is held.
+fn ends_soundly(rig: Rig, stream: Stream) {
+    rig.driver.device_synchronize(HOME).unwrap();
+    rig.pool.trim(HOME).unwrap();
+    assert_eq!(rig.stats().held_bytes, 0);
+    drop(stream);
+    rig.end();
+}
+
 #[test]
 fn a_lane_that_is_closed_during_its_capture_is_gated_after_it() {
     for (mode, outlived) in MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
@@ -49,11 +58,7 @@ fn a_lane_that_is_closed_during_its_capture_is_gated_after_it() {
         drop(rig.lane.alloc(MIB).unwrap());
         assert_eq!(rig.calls(|| drop(last)).of(Call::MemUnmap), 0, "the work is still held");
         drop(held);
-        rig.driver.device_synchronize(HOME).unwrap(); // no fault
-        rig.pool.trim(HOME).unwrap();
-        assert_eq!(rig.stats().held_bytes, 0);
-        drop(stream);
-        rig.end();
+        ends_soundly(rig, stream);
     }
 }
 
@@ -102,11 +107,7 @@ fn memory_of_graphs_does_not_name_a_stream_that_is_gone() {
     assert_eq!([Call::EventRecord, Call::MemUnmap].map(|call| calls.of(call)), [0; 2], "{calls}");
     assert!(rig.stats().limbo_bytes >= 2 * MIB);
     drop(held);
-    rig.driver.device_synchronize(HOME).unwrap(); // no fault
-    rig.pool.trim(HOME).unwrap();
-    assert_eq!(rig.stats().held_bytes, 0);
-    drop(stream);
-    rig.end();
+    ends_soundly(rig, stream);
 }
 
 #[test]

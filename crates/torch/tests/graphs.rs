@@ -163,6 +163,13 @@ fn gone(stream: &Stream) {
     unsafe { vmm_pool_torch_stream_destroyed(device(stream), handle(stream)) }
 }
 
+/// Declares the two streams of a story gone; their lanes end.
+fn both_gone(home: &Stream, other: &Stream) {
+    gone(home);
+    gone(other);
+    soon(|| stats(home).lanes == 0);
+}
+
 #[test]
 fn what_a_told_capture_was_given_is_the_graphs() {
     let (_alone, driver) = machine();
@@ -212,9 +219,7 @@ fn what_a_told_capture_was_given_is_the_graphs() {
         give(out, MIB, &home);
     }
     assert_eq!(last_error(), None);
-    gone(&home);
-    gone(&other);
-    soon(|| stats(&home).lanes == 0);
+    both_gone(&home, &other);
 }
 
 #[test]
@@ -248,9 +253,7 @@ fn a_capture_that_nobody_told_of_is_not_harmed_and_its_memory_is_ordinary() {
         give(out, MIB, &home);
     }
     assert_eq!(last_error(), None);
-    gone(&home);
-    gone(&other);
-    soon(|| stats(&home).lanes == 0);
+    both_gone(&home, &other);
 }
 
 #[test]
@@ -296,9 +299,7 @@ fn graphs_may_share_memory_and_wrong_numbers_are_refused() {
     give(take(MIB, &home), MIB, &home);
     assert_eq!(vmm_pool_torch_graph_destroyed(graph), 0);
     assert_eq!(stats(&home).private_bytes, 0);
-    gone(&home);
-    gone(&other);
-    soon(|| stats(&home).lanes == 0);
+    both_gone(&home, &other);
 }
 
 #[test]

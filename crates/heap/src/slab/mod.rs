@@ -93,17 +93,11 @@ impl Slabs {
         Some(self.table.offset(handle))
     }
 
-    /// The block at `offset`: `None` if the offset lies in no slab, an error if no block handed
-    /// out starts there.
-    fn find(&self, offset: u64) -> Option<Result<u32, NoBlock>> {
+    /// Number of the slab that `offset` lies in.
+    #[inline(always)]
+    fn slab_at(&self, offset: u64) -> Option<u32> {
         let number = self.numbers.get((offset >> self.slab_shift) as usize);
-        if number == NIL {
-            return None;
-        }
-        let unit = (offset - self.table.slab(number).base) >> GRANULE_SHIFT;
-        let handle = self.table.handle(number, unit as u32);
-        let used = self.table.granule(handle).state() == State::Used;
-        Some(if used && offset.is_multiple_of(GRANULE_BYTES) { Ok(handle) } else { Err(NoBlock) })
+        (number != NIL).then_some(number)
     }
 
     /// Frees the block at `offset`, if it has `wanted_bytes` or those are 0: `None` if the offset
@@ -114,21 +108,17 @@ impl Slabs {
         offset: u64,
         wanted_bytes: u64,
     ) -> Option<Result<Freed, NoBlock>> {
-        let number = self.numbers.get((offset >> self.slab_shift) as usize);
-        if number == NIL {
-            return None;
-        }
+        let number = self.slab_at(offset)?;
         let (handle, granule) = self.table.find_mut(number, offset);
-        let units = granule.units();
-        let bytes = u64::from(units) << GRANULE_SHIFT;
-        if granule.state() != State::Used
-            || !offset.is_multiple_of(GRANULE_BYTES)
-            || (wanted_bytes != 0 && wanted_bytes != bytes)
-        {
+        let Some(bytes) = granule
+            .block_bytes_at(offset)
+            .filter(|bytes| wanted_bytes == 0 || wanted_bytes == *bytes)
+        else {
             return Some(Err(NoBlock));
-        }
+        };
         self.used_bytes -= bytes;
         self.blocks -= 1;
+        let units = granule.units();
         let empty_slab =
             if self.magazines.push(granule, handle, units) { None } else { self.give_back(handle) };
         Some(Ok(Freed { bytes, empty_slab }))
@@ -204,8 +194,9 @@ impl Slabs {
     /// Length of the block at `offset`: `None` if the offset lies in no slab.
     #[inline]
     pub(crate) fn block_bytes(&self, offset: u64) -> Option<Result<u64, NoBlock>> {
-        let found = self.find(offset)?;
-        Some(found.map(|handle| u64::from(self.table.granule(handle).units()) << GRANULE_SHIFT))
+        let number = self.slab_at(offset)?;
+        let granule = self.table.find(number, offset);
+        Some(granule.block_bytes_at(offset).ok_or(NoBlock))
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {

@@ -12,7 +12,7 @@
 //!
 //! That is twelve bytes for each 512, kept when a slab is given back and used for the next one.
 
-use crate::{GRANULE_SHIFT, NIL};
+use crate::{GRANULE_BYTES, GRANULE_SHIFT, NIL};
 
 /// What starts in a granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,13 @@ impl Granule {
     #[inline(always)]
     pub(crate) fn units(&self) -> u32 {
         u32::from(self.head & UNITS_MASK)
+    }
+
+    /// Length in bytes of the block handed out that starts at `offset`, which lies in this granule.
+    #[inline(always)]
+    pub(crate) fn block_bytes_at(&self, offset: u64) -> Option<u64> {
+        let starts_here = self.state() == State::Used && offset.is_multiple_of(GRANULE_BYTES);
+        starts_here.then(|| u64::from(self.units()) << GRANULE_SHIFT)
     }
 
     /// Changes the state of the block that starts here, not its length.
@@ -151,7 +158,14 @@ impl Table {
         (slab.base + (u64::from(unit) << GRANULE_SHIFT), &mut slab.granules[unit as usize])
     }
 
-    /// Handle and first granule of the block that lies at an offset of a slab.
+    /// The granule that an offset of a slab lies in.
+    #[inline(always)]
+    pub(crate) fn find(&self, number: u32, offset: u64) -> &Granule {
+        let slab = &self.slabs[number as usize];
+        &slab.granules[((offset - slab.base) >> GRANULE_SHIFT) as usize]
+    }
+
+    /// The same, to be changed, and the handle of a block that starts there.
     #[inline(always)]
     pub(crate) fn find_mut(&mut self, number: u32, offset: u64) -> (u32, &mut Granule) {
         let shift = self.shift;

@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::sync::{Condvar, Mutex, MutexGuard};
 use vmm_sys::object::{Mapping, Range};
 use vmm_sys::{Access, AccessGrant, ChunkProps, DeviceId, Location};
 
@@ -22,6 +21,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::place::Place;
 use crate::places::Places;
+use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
 
 /// What is fixed when a buffer is built.
 #[derive(Clone, Debug)]
@@ -173,7 +173,7 @@ impl Body {
 
 /// Whether the calling thread is changing some buffer's memory.
 pub(crate) fn is_operating() -> bool {
-    OPERATIONS.get() > 0
+    OPERATIONS.with(Cell::get) > 0
 }
 
 /// The right to change a buffer's memory, one thread's at a time.
@@ -187,7 +187,7 @@ thread_local! {
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
-        OPERATIONS.set(OPERATIONS.get() - 1);
+        OPERATIONS.with(|it| it.set(it.get() - 1));
         self.0.state().operating = false;
         self.0.operation_ended.notify_one();
     }
@@ -196,7 +196,7 @@ impl Drop for Operation<'_> {
 impl<'a> Operation<'a> {
     /// Nobody else changes the buffer now.
     fn begin(body: &'a Body) -> Operation<'a> {
-        OPERATIONS.set(OPERATIONS.get() + 1);
+        OPERATIONS.with(|it| it.set(it.get() + 1));
         // Counted in this thread, so it ends there.
         Operation(body, PhantomData)
     }

@@ -84,7 +84,7 @@ impl Operation<'_> {
         let mut change = self.change(Cause::Commit, &missing);
         body.hooks.call(&change);
         // Until the new chunks are the buffer's, they are in this thread's hands.
-        let carrying = site.depot.carry();
+        let carrying = site.depot.carries.begin();
         match self.bring(&site, &missing, how) {
             Ok(parts) => {
                 change.generation = self.publish(&site, parts);

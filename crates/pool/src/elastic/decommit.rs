@@ -38,7 +38,8 @@ impl Operation<'_> {
         let body = self.0;
         // Found nowhere in between: in this thread's hands.
         let sites: Vec<_> = body.places.sites().collect();
-        let carrying: Vec<Carrying<'_>> = sites.iter().map(|site| site.depot.carry()).collect();
+        let carrying: Vec<Carrying<'_>> =
+            sites.iter().map(|site| site.depot.carries.begin()).collect();
         let gates = body.uses.gates();
         let (generation, gone) = {
             let mut state = body.state();

@@ -7,7 +7,6 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use crate::sync::Mutex;
 use vmm_sys::object::{RelaxedCapture, Stream};
 use vmm_sys::process;
 
@@ -16,6 +15,7 @@ use super::error::ElasticError;
 use crate::device::Device;
 use crate::error::Error;
 use crate::lane::{Asker, Gate, Waited, is_captured, record};
+use crate::sync::Mutex;
 
 /// How many streams are remembered before those whose work is done are looked for.
 const STREAMS_MIN: usize = 16;

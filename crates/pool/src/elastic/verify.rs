@@ -8,7 +8,7 @@ use super::body::Body;
 /// Walks every elastic buffer of a pool. Sums are checked only for places of which no thread has
 /// memory in its hands.
 pub(crate) fn buffers(places: &Places) -> Result<(), String> {
-    let before: Vec<_> = places.sites().map(|site| site.depot.carries()).collect();
+    let before: Vec<_> = places.sites().map(|site| site.depot.carries.settled()).collect();
     let booked: Vec<_> = places.sites().map(|site| site.depot.elastic_bytes()).collect();
     let mut found: Vec<u64> = vec![0; before.len()];
     for body in places.bodies() {
@@ -21,7 +21,7 @@ pub(crate) fn buffers(places: &Places) -> Result<(), String> {
         }
     }
     for (index, site) in places.sites().enumerate() {
-        let quiet = before[index].is_some() && site.depot.carries() == before[index];
+        let quiet = before[index].is_some() && site.depot.carries.settled() == before[index];
         if quiet && found[index] != booked[index] {
             return Err(format!(
                 "I3: {}: elastic buffers hold {} bytes, {} are on the books",
@@ -38,7 +38,7 @@ fn hosts(places: &Places, carries: &[Option<u64>]) -> Result<(), String> {
         let depot = site.depot;
         let found = depot.elastic_bytes() + depot.leaving.bytes() + depot.stock.lock().bytes();
         let held = depot.held_bytes();
-        let quiet = carries[index].is_some() && depot.carries() == carries[index];
+        let quiet = carries[index].is_some() && depot.carries.settled() == carries[index];
         if quiet && found != held {
             return Err(format!("I1: {}: {held} bytes are booked, {found} found", site.place));
         }

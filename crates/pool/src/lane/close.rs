@@ -52,7 +52,7 @@ fn empty(lane: LaneRef, only_at: Option<u64>, wait: Wait, turn: Turn) -> bool {
             return false;
         }
         let device = state.device.clone();
-        let _carrying = device.depot.carry();
+        let _carrying = device.depot.carries.begin();
         for key in state.free_chunks(0, 0) {
             let gates = state.own_gates();
             state.retire_chunk(key, gates);
@@ -189,7 +189,7 @@ pub(crate) fn retire(cell: &'static LaneCell) {
     let Some(mut state) = guard.take_if(|state| state.should_retire()) else { return };
     let device = state.device.clone();
     // Before the lock goes: nobody may find the lane gone and its memory nowhere.
-    let _carrying = device.depot.carry();
+    let _carrying = device.depot.carries.begin();
     state.unlist(cell);
     drop(guard);
     device.lanes.lock().remove(state.stream.id(), state.id);

@@ -11,7 +11,7 @@ use super::claim::{Claim, act, claim, grant_again, hand_back, split};
 use super::gate::is_captured;
 use super::guard::Guards;
 use super::report::out_of_memory;
-use super::thrift::{self, Lack, Thrift};
+use super::thrift::{Lack, Thrift};
 use super::window::{Window, choose_window, runs};
 use super::{Lane, LaneState, Wait, sweep};
 use crate::buffer::Buffer;
@@ -131,9 +131,13 @@ fn climb_to_memory(
         elsewhere_bytes: 0,
         shelf_bytes,
     };
+    let mut is_swept = false;
     for _ in 0..ROUNDS_MAX {
-        sweep(lane.cell, Wait::No, Turn::Requester);
-        device.sweep_leaving(Wait::No, Turn::Requester);
+        if !is_swept {
+            sweep(lane.cell, Wait::No, Turn::Requester);
+            device.sweep_leaving(Wait::No, Turn::Requester);
+            is_swept = true;
+        }
         means.rung = climb.rung();
         match attempt(lane, request, means)? {
             Outcome::Done(buffer) => return Ok(Ok(buffer)),
@@ -142,16 +146,15 @@ fn climb_to_memory(
                 means.moves = if is_captured(&lane.stream) { Moves::No } else { Moves::Yes };
             }
             Outcome::Beyond(lack) => {
-                if means.thrift == Thrift::Untried {
-                    means.elsewhere_bytes = thrift::live_elsewhere_bytes(device, lane.id);
-                }
-                means.thrift = means.thrift.next(device, lane.reference(), lack);
+                let elsewhere_bytes = &mut means.elsewhere_bytes;
+                means.thrift = means.thrift.next(device, lane.reference(), lack, elsewhere_bytes);
             }
             Outcome::Short(Short { refusal, is_sure }) => {
                 cause = refusal.or(cause);
                 if !climb.next(device, lane.reference(), request, is_sure) {
                     break;
                 }
+                is_swept = false;
             }
         }
     }
@@ -160,7 +163,7 @@ fn climb_to_memory(
 
 fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Error> {
     let device = &*lane.device;
-    let carries = device.depot.carries();
+    let carries = device.depot.carries.settled();
     let (mut claim, carrying) = {
         let mut guard = lane.cell.lock();
         let state = lane.state(&mut guard)?;
@@ -174,7 +177,7 @@ fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Erro
             Planned::Claim(claim, carrying) => (claim, carrying),
             Planned::Reserve(miss) => return Ok(Outcome::Reserve(miss)),
             Planned::Short => {
-                let is_sure = carries.is_some() && device.depot.carries() == carries;
+                let is_sure = carries.is_some() && device.depot.carries.settled() == carries;
                 return Ok(Outcome::Short(Short { refusal: None, is_sure }));
             }
             Planned::AskCapture => return Ok(Outcome::AskCapture),
@@ -192,7 +195,7 @@ fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Erro
     hand_back(lane, claim);
     drop(carrying);
     // One of them was this thread's own.
-    let is_sure = carries.is_some_and(|before| device.depot.carries() == Some(before + 1));
+    let is_sure = carries.is_some_and(|before| device.depot.carries.settled() == Some(before + 1));
     let short = |refusal| Ok(Outcome::Short(Short { refusal, is_sure }));
     match brought {
         Ok(()) | Err(Shortage::Limit) => short(None),
@@ -252,7 +255,7 @@ fn plan<'a>(
     if moving && moves == Moves::Unasked {
         return Planned::AskCapture;
     }
-    let carrying = device.depot.carry();
+    let carrying = device.depot.carries.begin();
     let props = &device.plan.props;
     let mut take = |slots: u32| stock.take(props, u64::from(slots) * slot_bytes);
     Planned::Claim(claim(state, miss, &window, &pieces, &keys, &mut take), carrying)

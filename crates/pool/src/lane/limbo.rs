@@ -229,7 +229,7 @@ fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
         state.busy += 1;
         (state.device.clone(), parked, retired)
     };
-    let _carrying = device.depot.carry();
+    let _carrying = device.depot.carries.begin();
     let in_hand = (parked.len(), retired.len());
     let (mut free, mut kept, mut vacant) = (Vec::new(), Vec::new(), Vec::new());
     // Without the relaxed mode a query could end somebody's capture: then nothing is asked.

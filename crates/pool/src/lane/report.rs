@@ -85,34 +85,21 @@ fn would_serve(state: &mut LaneState, device: &Device, request: &Request, room_b
     let slot_bytes = state.region.slot_bytes();
     let room = room_bytes / slot_bytes;
     let shelf = device.depot.stock.lock().bytes() / slot_bytes;
+    let own = Terms {
+        create_slots: 0,
+        with_stock: true,
+        exact: true,
+        may_move: true,
+        elsewhere_bytes: 0,
+        shelf_bytes: 0,
+    };
     [
         // Own chunks and the stock as it is.
-        Terms {
-            create_slots: 0,
-            with_stock: true,
-            exact: true,
-            may_move: true,
-            elsewhere_bytes: 0,
-            shelf_bytes: 0,
-        },
+        own,
         // And new memory.
-        Terms {
-            create_slots: room,
-            with_stock: true,
-            exact: true,
-            may_move: true,
-            elsewhere_bytes: 0,
-            shelf_bytes: 0,
-        },
+        Terms { create_slots: room, ..own },
         // The stock given back, its bytes made anew.
-        Terms {
-            create_slots: room.saturating_add(shelf),
-            with_stock: false,
-            exact: true,
-            may_move: true,
-            elsewhere_bytes: 0,
-            shelf_bytes: 0,
-        },
+        Terms { create_slots: room.saturating_add(shelf), with_stock: false, ..own },
     ]
     .into_iter()
     .any(|terms| matches!(survey(state, device, &miss, request, terms), Surveyed::Found(..)))

@@ -42,10 +42,19 @@ pub(super) struct Lack {
 }
 
 impl Thrift {
-    /// Does what comes next against a lack. No lock is held.
-    pub(super) fn next(self, device: &Device, lane: LaneRef, lack: Lack) -> Thrift {
+    /// Does what comes next against a lack; counts what is alive in other lanes. No lock is held.
+    pub(super) fn next(
+        self,
+        device: &Device,
+        lane: LaneRef,
+        lack: Lack,
+        elsewhere_bytes: &mut u64,
+    ) -> Thrift {
         match self {
-            Thrift::Untried => Thrift::Counted,
+            Thrift::Untried => {
+                *elsewhere_bytes = live_elsewhere_bytes(device, lane.id);
+                Thrift::Counted
+            }
             Thrift::Counted => {
                 draw(device, lane, lack);
                 Thrift::Drawn
@@ -66,7 +75,7 @@ pub(super) struct Mark {
 }
 
 /// Bytes alive in the device's lanes other than `own`.
-pub(super) fn live_elsewhere_bytes(device: &Device, own: u64) -> u64 {
+fn live_elsewhere_bytes(device: &Device, own: u64) -> u64 {
     let live = |lane: LaneRef| lane.lock().map_or(0, |state| state.live.asked_bytes);
     others(device, own).into_iter().map(live).sum()
 }
@@ -98,13 +107,14 @@ fn draw(device: &Device, own: LaneRef, lack: Lack) {
     };
     let mut asked = Vec::new();
     for lane in lanes {
+        sweep(lane.cell, Wait::No, Turn::Requester);
         let Some(tick) = reached(device, lane, (0, 0)) else { continue };
         asked.push((lane, tick, (0, 0)));
         if take(lane, tick, lack.chunk_slots, (0, 0)) {
             return;
         }
     }
-    // Longer ones, of its own first.
+    // Longer ones, of its own first, whose limbo the request has looked at.
     let own = reached(device, own, lack.window).map(|tick| (own, tick, lack.window));
     for (lane, tick, avoid) in own.into_iter().chain(asked) {
         if take(lane, tick, u32::MAX, avoid) {
@@ -116,7 +126,6 @@ fn draw(device: &Device, own: LaneRef, lack: Lack) {
 /// The latest tick of a lane since whose frees its stream is known to have passed; `None` if there is
 /// none, or the lane has no free chunk outside of the slots `avoid`.
 fn reached(device: &Device, lane: LaneRef, avoid: (u32, u32)) -> Option<u64> {
-    sweep(lane.cell, Wait::No, Turn::Requester);
     let (earlier, now) = {
         let mut state = lane.lock()?;
         if !state.may_move() {
