@@ -60,7 +60,7 @@ pub(crate) fn read(places: &Places) -> AccessMatrix {
         let owner = device.plan.device;
         for &accessor in accessors.iter().filter(|accessor| **accessor != owner) {
             let granted = policy.iter().find(|(device, _)| *device == accessor);
-            let of_owner = bodies.iter().zip(&allowed).filter(|(body, _)| body.shape.home == owner);
+            let of_owner = bodies.iter().zip(&allowed).filter(|(body, _)| body.home() == owner);
             let ask = |attribute| places.driver.peer_attribute(attribute, accessor, owner).ok();
             pairs.push(AccessPair {
                 owner,

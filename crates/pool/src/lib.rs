@@ -52,6 +52,7 @@ mod ladder;
 mod lane;
 mod lanes;
 mod leaving;
+mod mover;
 mod out_of_memory;
 mod peers;
 mod place;
@@ -74,8 +75,9 @@ pub use buffer::Buffer;
 pub use capture::{CaptureScope, GraphMemory};
 pub use config::{ChunkSize, DebugMode, Placement, text};
 pub use elastic::{
-    AheadState, BackingChange, BackingHook, Cause, ElasticBuffer, ElasticBuilder, ElasticError,
-    ElasticStats, GrowAhead, PeerFault, Phase, Piece, Use,
+    AheadState, BackingChange, BackingHook, Cause, Contents, ElasticBuffer, ElasticBuilder,
+    ElasticError, ElasticStats, GrowAhead, Migration, MigrationState, Move, Moved, PeerFault, Phase,
+    Piece, Slept, Use,
 };
 pub use error::Error;
 pub use ladder::{LadderStats, Relief};

@@ -10,11 +10,14 @@ use crate::depot::{Depot, Shortage};
 use crate::device::Device;
 use crate::elastic::body::Body;
 use crate::elastic::commit::How;
+use crate::elastic::copier::Copiers;
+use crate::elastic::door::Latches;
 use crate::elastic::error::ElasticError;
 use crate::error::Error;
 use crate::host::Host;
 use crate::ladder::Climb;
 use crate::lane::{Gate, Wait};
+use crate::mover::Mover;
 use crate::out_of_memory::{Asked, OutOfMemory, device_memory};
 use crate::peers::Peers;
 use crate::place::Place;
@@ -36,6 +39,11 @@ pub(crate) struct Places {
     bodies: Mutex<Vec<Weak<Body>>>,
     /// How the background thread is woken.
     pub(crate) signal: Arc<Signal>,
+    /// What moves use, for the next one.
+    pub(crate) copiers: Copiers,
+    pub(crate) latches: Latches,
+    /// Who moves elastic buffers in the background.
+    pub(crate) mover: Arc<Mover>,
 }
 
 /// One place, with the device that lends it events.
@@ -71,6 +79,9 @@ impl Places {
             policy_change: Mutex::new(()),
             bodies: Mutex::new(Vec::new()),
             signal: Arc::default(),
+            copiers: Copiers::default(),
+            latches: Latches::default(),
+            mover: Arc::default(),
         }
     }
 
@@ -126,6 +137,17 @@ impl Places {
 }
 
 impl Site<'_> {
+    /// Refuses chunks that cannot lie here.
+    pub(crate) fn check_chunk(&self, chunk_bytes: u64) -> Result<(), Error> {
+        let (place, granularity_bytes) = (self.place, self.depot.terms.granularity_bytes);
+        match chunk_bytes.is_multiple_of(granularity_bytes) {
+            true => Ok(()),
+            false => {
+                Err(ElasticError::ChunkTooFine { place, chunk_bytes, granularity_bytes }.into())
+            }
+        }
+    }
+
     pub(crate) fn sweep(&self, wait: Wait, turn: Turn) {
         self.depot.leaving.sweep(self.keeper, self.depot, wait, turn);
     }

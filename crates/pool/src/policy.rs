@@ -158,6 +158,6 @@ fn buffers(
     access: Access,
 ) -> Result<(), Error> {
     let all = places.bodies();
-    let following = all.iter().filter(|it| it.shape.home == owner && it.shape.follows_policy);
+    let following = all.iter().filter(|it| it.home() == owner && it.shape.follows_policy);
     following.into_iter().try_for_each(|body| body.operate()?.grant(accessor, access, Word::Policy))
 }

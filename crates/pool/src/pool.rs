@@ -14,7 +14,8 @@ use crate::access_matrix::AccessMatrix;
 use crate::background::Background;
 use crate::depot::Shortage;
 use crate::device::Device;
-use crate::elastic::{self, ElasticBuilder, ElasticStats};
+use crate::elastic::body::Operation;
+use crate::elastic::{self, Contents, ElasticBuilder, ElasticError, ElasticStats, Slept};
 use crate::error::Error;
 use crate::host::Host;
 use crate::idle;
@@ -172,6 +173,43 @@ impl Pool {
         ElasticBuilder::new(self.0.clone(), device)
     }
 
+    /// Puts every elastic buffer with this tag to sleep: see [`ElasticBuffer::sleep`]. Stops at the
+    /// first that cannot; those before sleep, and it can be asked again.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::sleep`]; [`ElasticError::UnknownTag`] if no buffer has the tag.
+    pub fn sleep(&self, tag: &str, contents: Contents, patience: Duration) -> Result<Slept, Error> {
+        self.of_tag(tag, |operation| operation.sleep(contents, patience))
+    }
+
+    /// Wakes every elastic buffer with this tag: see [`ElasticBuffer::wake`]. Stops at the first
+    /// that cannot; those before are awake, and it can be asked again.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::wake`]; [`ElasticError::UnknownTag`] if no buffer has the tag.
+    pub fn wake(&self, tag: &str) -> Result<Slept, Error> {
+        self.of_tag(tag, |operation| operation.wake(Duration::ZERO))
+    }
+
+    fn of_tag(
+        &self,
+        tag: &str,
+        change: impl Fn(&Operation<'_>) -> Result<Option<u64>, Error>,
+    ) -> Result<Slept, Error> {
+        let mut bodies = self.0.places.bodies();
+        bodies.retain(|body| body.shape.tag.as_deref() == Some(tag));
+        if bodies.is_empty() {
+            return Err(ElasticError::UnknownTag { tag: tag.into() }.into());
+        }
+        let mut slept = Slept::default();
+        for body in bodies {
+            if let Some(bytes) = change(&body.operate()?)? {
+                slept.add(bytes);
+            }
+        }
+        Ok(slept)
+    }
+
     /// The figures of every elastic buffer.
     pub fn elastic_stats(&self) -> Vec<ElasticStats> {
         let bodies = self.0.places.bodies();
@@ -318,6 +356,7 @@ impl Drop for PoolInner {
         if vmm_sys::process::is_forked_child() {
             return;
         }
+        self.places.mover.end();
         for device in &self.places.devices {
             let lanes = device.lanes.lock().all();
             lanes.into_iter().for_each(|lane| lane::close(lane, false));

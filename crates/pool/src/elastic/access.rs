@@ -29,23 +29,30 @@ impl Operation<'_> {
         if word == Word::Policy && body.state().own_words.contains(&device) {
             return Ok(());
         }
-        if device == body.shape.home {
+        if device == body.home() {
             return match access {
                 Access::ReadWrite => Ok(()),
                 Access::None | Access::Read => Err(ElasticError::HomeAccess { device }.into()),
             };
         }
-        if access != Access::None {
-            self.reach_for(device)?;
-        }
-        let before = body.state().access.get(&device).copied().unwrap_or(Access::None);
-        if before != access {
-            self.grant_all(device, access, before)?;
-        }
+        self.set(device, access)?;
         if word == Word::Buffer {
             body.state().own_words.insert(device);
         }
         Ok(())
+    }
+
+    /// The same, without a word on whose wish it is. Returns what `device` might do before.
+    pub(super) fn set(&self, device: DeviceId, access: Access) -> Result<Access, Error> {
+        self.check_mended()?;
+        if access != Access::None {
+            self.reach_for(device)?;
+        }
+        let before = self.0.state().access.get(&device).copied().unwrap_or(Access::None);
+        if before != access {
+            self.grant_all(device, access, before)?;
+        }
+        Ok(before)
     }
 
     fn grant_all(&self, device: DeviceId, access: Access, before: Access) -> Result<(), Error> {
@@ -78,8 +85,8 @@ impl Operation<'_> {
     /// Makes sure that `accessor` can use the memory that the buffer has now, and that of its home.
     fn reach_for(&self, accessor: DeviceId) -> Result<(), Error> {
         let body = self.0;
-        let mut owners = vec![body.shape.home];
-        owners.extend(body.state().pieces.values().filter_map(|it| it.place().device()));
+        let mut owners = vec![body.home()];
+        owners.extend(body.state().pieces.values().filter_map(|it| it.place.device()));
         owners.sort_unstable();
         owners.dedup();
         let peers = &body.places.peers;

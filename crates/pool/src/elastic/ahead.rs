@@ -1,16 +1,16 @@
 //! [`GrowAhead`]: growth that is asked for now and done in the background.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use crate::sync::{Condvar, Mutex};
+use std::time::Duration;
 
 use super::body::Body;
 use super::commit::How;
 use super::error::ElasticError;
+use super::progress::Progress;
 use crate::error::Error;
 use crate::lane::Wait;
 use crate::place::Place;
+use crate::sync::Mutex;
 use crate::turn::Turn;
 
 /// What became of growth that was asked for ahead.
@@ -32,13 +32,9 @@ pub enum AheadState {
 #[derive(Clone, Debug)]
 pub struct GrowAhead(Arc<Request>);
 
-#[derive(Debug)]
-struct Request {
-    order: Mutex<Order>,
-    changed: Condvar,
-}
+type Request = Progress<Order>;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Order {
     target_bytes: u64,
     state: AheadState,
@@ -51,38 +47,34 @@ pub(crate) struct Ahead(Mutex<Option<Arc<Request>>>);
 impl GrowAhead {
     /// What has become of it by now. Never waits.
     pub fn state(&self) -> AheadState {
-        self.0.order.lock().state.clone()
+        self.0.get().state
     }
 
     /// How far the buffer is to grow, in bytes: the most that was asked for.
     pub fn target_bytes(&self) -> u64 {
-        self.0.order.lock().target_bytes
+        self.0.get().target_bytes
     }
 
     /// Whether it has ended, well or not.
     pub fn is_finished(&self) -> bool {
-        matches!(self.state(), AheadState::Done | AheadState::Failed(_))
+        self.state().is_finished()
     }
 
     /// Waits for the end, `timeout` at most.
     pub fn wait(&self, timeout: Duration) -> AheadState {
-        let deadline = Instant::now() + timeout;
-        let mut order = self.0.order.lock();
-        while matches!(order.state, AheadState::Waiting | AheadState::Growing) {
-            if self.0.changed.wait_until(&mut order, deadline).timed_out() {
-                break;
-            }
-        }
-        order.state.clone()
+        self.0.wait_while(|order| !order.state.is_finished(), timeout).state
+    }
+}
+
+impl AheadState {
+    fn is_finished(&self) -> bool {
+        matches!(self, AheadState::Done | AheadState::Failed(_))
     }
 }
 
 impl Request {
     fn become_(&self, state: AheadState) -> u64 {
-        let mut order = self.order.lock();
-        order.state = state;
-        self.changed.notify_all();
-        order.target_bytes
+        self.update(|order| order.state = state).target_bytes
     }
 }
 
@@ -91,12 +83,9 @@ impl Ahead {
     pub(crate) fn ask(&self, bytes: u64) -> GrowAhead {
         let mut waiting = self.0.lock();
         let request = waiting.get_or_insert_with(|| {
-            let order = Order { target_bytes: 0, state: AheadState::Waiting };
-            Arc::new(Request { order: Mutex::new(order), changed: Condvar::new() })
+            Arc::new(Progress::new(Order { target_bytes: 0, state: AheadState::Waiting }))
         });
-        let mut order = request.order.lock();
-        order.target_bytes = order.target_bytes.max(bytes);
-        drop(order);
+        request.update(|order| order.target_bytes = order.target_bytes.max(bytes));
         GrowAhead(request.clone())
     }
 
@@ -119,10 +108,14 @@ pub(crate) fn serve(body: &Body, turn: Turn) {
     // Whoever asks from now on makes a request of its own.
     let target_bytes = request.become_(AheadState::Growing);
     // The background thread has other work than to wait for the GPU.
-    let how = How { place: Place::Device(body.shape.home), turn, wait: Wait::No };
+    let how = How { place: Place::Device(body.home()), turn, wait: Wait::No };
     let grown = body
         .slots_over(0, target_bytes)
-        .and_then(|slots| body.operate()?.commit(slots, how).map(drop));
+        .and_then(|slots| {
+            let operation = body.operate()?;
+            body.check_awake()?;
+            operation.commit(slots, how).map(drop)
+        });
     request.become_(match grown {
         Ok(()) => AheadState::Done,
         Err(error) => AheadState::Failed(error),

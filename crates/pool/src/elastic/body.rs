@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use vmm_sys::object::{Mapping, Range};
+use vmm_sys::object::{Chunk, Mapping, Range};
 use vmm_sys::{Access, AccessGrant, ChunkProps, DeviceId, Location};
 
 use super::ahead::Ahead;
 use super::error::ElasticError;
 use super::hooks::{BackingChange, Cause, Hooks, Phase};
+use super::sleep::Asleep;
 use super::uses::Uses;
 use crate::budget::Budget;
 use crate::device::Device;
@@ -26,8 +27,6 @@ use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
 /// What is fixed when a buffer is built.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
-    /// Whose streams keep the buffer's events, and where memory comes from unless told otherwise.
-    pub(crate) home: DeviceId,
     pub(crate) capacity_bytes: u64,
     pub(crate) chunk_bytes: u64,
     pub(crate) exportable: bool,
@@ -52,10 +51,18 @@ pub(crate) struct Body {
 }
 
 /// What others see of a buffer. Its lock is never held at the driver.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct State {
     /// By slot: the slot's number times the chunk length is the offset.
     pub(crate) pieces: BTreeMap<u32, Standing>,
+    /// Slots whose chunks are [`Stuck`].
+    stuck: BTreeSet<u32>,
+    /// Bytes of chunks that stand at addresses of a move's own, by the place they are made at.
+    pub(crate) incoming: BTreeMap<Place, u64>,
+    /// What woke would bring back, while the buffer sleeps.
+    pub(crate) asleep: Option<Asleep>,
+    /// Where memory comes from unless told otherwise.
+    pub(crate) home: DeviceId,
     /// Who may do what, the home included. Others may do nothing.
     pub(crate) access: BTreeMap<DeviceId, Access>,
     /// Devices of whose access the buffer has said something itself.
@@ -70,16 +77,54 @@ pub(crate) struct State {
 /// A chunk that stands in a slot.
 #[derive(Debug)]
 pub(crate) struct Standing {
-    pub(crate) mapping: Mapping,
+    pub(crate) backing: Backing,
+    pub(crate) place: Place,
     /// The buffer's generation when it came.
     pub(crate) generation: u64,
     /// Grants that the driver refused to take back: tried again before the next operation.
     pub(crate) owed: Vec<AccessGrant>,
 }
 
+/// What is at a slot's addresses.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    Mapped(Mapping),
+    /// The thread that holds the operation has the mapping in its hands.
+    InHand,
+    /// The driver refused to bring the chunk back after a move that failed.
+    Stuck(Stuck),
+}
+
+/// A chunk with a buffer's contents that nobody can use at its addresses: tried again before each
+/// operation and each use.
+#[derive(Debug)]
+pub(crate) enum Stuck {
+    Unmapped(Arc<Chunk>),
+    Ungranted(Mapping),
+}
+
 impl Standing {
-    pub(crate) fn place(&self) -> Place {
-        Place::of(self.mapping.chunk().props())
+    pub(crate) fn new(mapping: Mapping, generation: u64) -> Standing {
+        let place = Place::of(mapping.chunk().props());
+        Standing { backing: Backing::Mapped(mapping), place, generation, owed: Vec::new() }
+    }
+
+    pub(crate) fn mapping(&self) -> Option<&Mapping> {
+        match &self.backing {
+            Backing::Mapped(mapping) => Some(mapping),
+            Backing::InHand | Backing::Stuck(_) => None,
+        }
+    }
+
+    /// Takes the mapping into the hands of the thread that holds the operation.
+    pub(super) fn take(&mut self) -> Option<Mapping> {
+        match std::mem::replace(&mut self.backing, Backing::InHand) {
+            Backing::Mapped(mapping) => Some(mapping),
+            other => {
+                self.backing = other;
+                None
+            }
+        }
     }
 }
 
@@ -89,6 +134,50 @@ pub(crate) struct Counts {
     pub(crate) created_bytes: u64,
     pub(crate) stock_bytes: u64,
     pub(crate) returned_bytes: u64,
+    pub(crate) moved_bytes: u64,
+}
+
+impl State {
+    fn new(home: DeviceId, access: BTreeMap<DeviceId, Access>) -> State {
+        State {
+            pieces: BTreeMap::new(),
+            stuck: BTreeSet::new(),
+            incoming: BTreeMap::new(),
+            asleep: None,
+            home,
+            access,
+            own_words: BTreeSet::new(),
+            generation: 0,
+            counts: Counts::default(),
+            operating: false,
+        }
+    }
+
+    /// Says what is at a slot's addresses, if the slot has memory.
+    pub(super) fn set_backing(&mut self, slot: u32, backing: Backing) {
+        let Some(standing) = self.pieces.get_mut(&slot) else { return };
+        match backing {
+            Backing::Stuck(_) => self.stuck.insert(slot),
+            Backing::Mapped(_) | Backing::InHand => self.stuck.remove(&slot),
+        };
+        standing.backing = backing;
+    }
+
+    /// Takes a slot's chunk out.
+    pub(super) fn remove(&mut self, slot: u32) -> Option<Standing> {
+        self.stuck.remove(&slot);
+        self.pieces.remove(&slot)
+    }
+
+    /// A chunk that was to come to `place` has come, or will not.
+    pub(super) fn arrived(&mut self, place: Place, bytes: u64) {
+        if let Some(incoming) = self.incoming.get_mut(&place) {
+            *incoming -= bytes;
+            if *incoming == 0 {
+                self.incoming.remove(&place);
+            }
+        }
+    }
 }
 
 impl Body {
@@ -100,12 +189,13 @@ impl Body {
         access: BTreeMap<DeviceId, Access>,
     ) -> Body {
         keeper.elastic.opened(range.bytes());
+        let home = keeper.plan.device;
         Body {
             shape,
             places,
             keeper,
             range,
-            state: Mutex::new(State { access, ..State::default() }),
+            state: Mutex::new(State::new(home, access)),
             operation_ended: Condvar::new(),
             uses: Uses::default(),
             hooks: Hooks::default(),
@@ -117,7 +207,11 @@ impl Body {
         self.range.address()
     }
 
-    /// The home's side of the pool, which keeps the events of the buffer's users.
+    pub(crate) fn home(&self) -> DeviceId {
+        self.state().home
+    }
+
+    /// The first home's side of the pool, which keeps the events of the buffer's users.
     pub(crate) fn keeper(&self) -> &Device {
         &self.keeper
     }
@@ -167,7 +261,24 @@ impl Body {
         drop(state);
         let operation = Operation::begin(self);
         operation.settle_debts();
+        operation.mend();
         Ok(operation)
+    }
+
+    /// Makes sure that all memory can be used, as far as the driver lets.
+    pub(crate) fn mend(&self) -> Result<(), Error> {
+        if self.state().stuck.is_empty() {
+            return Ok(());
+        }
+        self.operate()?.check_mended()
+    }
+
+    /// Refuses what needs memory while it is asleep.
+    pub(crate) fn check_awake(&self) -> Result<(), Error> {
+        match self.state().asleep {
+            None => Ok(()),
+            Some(_) => Err(ElasticError::Asleep.into()),
+        }
     }
 }
 
@@ -201,6 +312,33 @@ impl<'a> Operation<'a> {
         Operation(body, PhantomData)
     }
 
+    /// Tries again what failed moves could not bring back.
+    fn mend(&self) {
+        let stuck: Vec<u32> = self.0.state().stuck.iter().copied().collect();
+        let grants = if stuck.is_empty() { Vec::new() } else { self.0.grants() };
+        for slot in stuck {
+            let taken = {
+                let mut state = self.0.state();
+                let standing = state.pieces.get_mut(&slot);
+                standing.map(|it| std::mem::replace(&mut it.backing, Backing::InHand))
+            };
+            let Some(Backing::Stuck(stuck)) = taken else { continue };
+            let backing = self.stand(slot, stuck, &grants);
+            self.0.state().set_backing(slot, backing);
+        }
+    }
+
+    /// Refuses what concerns memory that is still stuck.
+    pub(super) fn check_mended(&self) -> Result<(), Error> {
+        match self.0.state().stuck.first() {
+            None => Ok(()),
+            Some(slot) => {
+                let offset = u64::from(*slot) * self.0.shape.chunk_bytes;
+                Err(ElasticError::Stuck { offset }.into())
+            }
+        }
+    }
+
     /// A change of these slots, for the hooks.
     pub(super) fn change(&self, cause: Cause, slots: &[u32]) -> BackingChange {
         let chunk_bytes = self.0.shape.chunk_bytes;
@@ -220,7 +358,8 @@ impl Drop for Body {
             return;
         }
         self.ahead.end();
-        self.keeper.elastic.closed(self.range.bytes());
+        let home = self.places.device(self.home()).unwrap_or(&self.keeper);
+        home.elastic.closed(self.range.bytes());
         let operation = Operation::begin(self);
         operation.decommit_all(Cause::End);
     }

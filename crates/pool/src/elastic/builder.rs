@@ -167,7 +167,6 @@ impl ElasticBuilder {
             return Err(refuse("capacity", capacity_bytes, expected));
         }
         Ok(Shape {
-            home: self.device,
             capacity_bytes,
             chunk_bytes,
             exportable: self.exportable,

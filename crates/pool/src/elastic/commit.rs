@@ -47,13 +47,20 @@ struct Part {
 }
 
 /// How a shortage is met, over all chunks of one growth.
-struct Short {
+pub(super) struct Short {
     climb: Climb,
     /// What the whole growth takes.
     bytes: u64,
 }
 
-enum Origin {
+impl Short {
+    pub(super) fn new(bytes: u64) -> Short {
+        Short { climb: Climb::for_chunks(), bytes }
+    }
+}
+
+/// Where a chunk came from, and so where it goes if it is not needed after all.
+pub(super) enum Origin {
     Made,
     Stock,
     /// It had left these addresses and was not gone yet; its users.
@@ -63,6 +70,15 @@ enum Origin {
 impl Operation<'_> {
     /// Commits those of `slots` that have no memory. Returns the bytes committed.
     pub(crate) fn commit(&self, slots: impl Iterator<Item = u32>, how: How) -> Result<u64, Error> {
+        self.commit_for(slots, how, Cause::Commit)
+    }
+
+    pub(super) fn commit_for(
+        &self,
+        slots: impl Iterator<Item = u32>,
+        how: How,
+        cause: Cause,
+    ) -> Result<u64, Error> {
         let body = self.0;
         let missing: Vec<u32> = {
             let state = body.state();
@@ -72,16 +88,11 @@ impl Operation<'_> {
             return Ok(0);
         }
         let site = body.places.site(how.place)?;
-        let granularity_bytes = site.depot.terms.granularity_bytes;
-        let chunk_bytes = body.shape.chunk_bytes;
-        if !chunk_bytes.is_multiple_of(granularity_bytes) {
-            let place = how.place;
-            return Err(ElasticError::ChunkTooFine { place, chunk_bytes, granularity_bytes }.into());
-        }
+        site.check_chunk(body.shape.chunk_bytes)?;
         self.reach(how.place)?;
         let bytes = self.bytes_of(missing.len());
         self.book_quota(bytes)?;
-        let mut change = self.change(Cause::Commit, &missing);
+        let mut change = self.change(cause, &missing);
         body.hooks.call(&change);
         // Until the new chunks are the buffer's, they are in this thread's hands.
         let carrying = site.depot.carries.begin();
@@ -128,7 +139,7 @@ impl Operation<'_> {
     /// Brings a chunk to each of the slots, or none to any.
     fn bring(&self, site: &Site<'_>, slots: &[u32], how: How) -> Result<Vec<Part>, Error> {
         let grants = self.0.grants();
-        let mut short = Short { climb: Climb::for_chunks(), bytes: self.bytes_of(slots.len()) };
+        let mut short = Short::new(self.bytes_of(slots.len()));
         let mut parts = Vec::with_capacity(slots.len());
         for &slot in slots {
             if let Err(error) = self.bring_one(site, slot, how, &grants, &mut short, &mut parts) {
@@ -173,7 +184,7 @@ impl Operation<'_> {
 
     /// A chunk for this buffer: from the stock, else new; the ladder is climbed where neither is to
     /// be had.
-    fn supply(
+    pub(super) fn supply(
         &self,
         site: &Site<'_>,
         how: How,
@@ -240,7 +251,7 @@ impl Operation<'_> {
         state.generation += 1;
         let generation = state.generation;
         for Part { slot, mapping, origin } in parts {
-            let Counts { created_bytes, stock_bytes, returned_bytes } = &mut state.counts;
+            let Counts { created_bytes, stock_bytes, returned_bytes, .. } = &mut state.counts;
             match origin {
                 Origin::Made => *created_bytes += chunk_bytes,
                 Origin::Stock => *stock_bytes += chunk_bytes,
@@ -250,14 +261,14 @@ impl Operation<'_> {
                 }
             }
             site.depot.elastic_grew(chunk_bytes);
-            state.pieces.insert(slot, Standing { mapping, generation, owed: Vec::new() });
+            state.pieces.insert(slot, Standing::new(mapping, generation));
         }
         generation
     }
 }
 
 /// What was made for the buffer goes back to the driver, what was in the stock to the stock.
-fn give_back(site: &Site<'_>, chunk: Arc<Chunk>, origin: &Origin, turn: Turn) {
+pub(super) fn give_back(site: &Site<'_>, chunk: Arc<Chunk>, origin: &Origin, turn: Turn) {
     match origin {
         Origin::Made => {
             if let Some(chunk) = Arc::into_inner(chunk) {

@@ -1,9 +1,10 @@
 //! Taking memory away from a buffer's addresses: at once for the buffer, behind its users for the
 //! driver. Nobody waits, and it cannot fail.
 
-use super::body::Operation;
+use super::body::{Backing, Operation, Stuck};
 use super::hooks::{Cause, Phase};
 use crate::carries::Carrying;
+use crate::places::Site;
 use crate::turn::Turn;
 
 impl Operation<'_> {
@@ -44,14 +45,21 @@ impl Operation<'_> {
         let (generation, gone) = {
             let mut state = body.state();
             state.generation += 1;
-            let gone: Vec<_> = slots.iter().filter_map(|slot| state.pieces.remove(slot)).collect();
+            let gone: Vec<_> = slots.iter().filter_map(|slot| state.remove(*slot)).collect();
             (state.generation, gone)
         };
         for standing in gone {
-            let place = standing.place();
-            let Some(site) = sites.iter().find(|site| site.place == place) else { continue };
-            site.depot.elastic_shrank(standing.mapping.bytes());
-            site.depot.leaving.add(std::iter::once(standing.mapping), gates.clone());
+            let site = sites.iter().find(|site| site.place == standing.place);
+            let Some(Site { depot, .. }) = site else { continue };
+            depot.elastic_shrank(body.shape.chunk_bytes);
+            match standing.backing {
+                Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
+                    depot.leaving.add(std::iter::once(mapping), gates.clone());
+                }
+                Backing::Stuck(Stuck::Unmapped(chunk)) => depot.settle(chunk, Turn::Requester),
+                // Only the thread that holds the operation has one, and it is here.
+                Backing::InHand => {}
+            }
         }
         drop(carrying);
         for site in &sites {

@@ -46,8 +46,8 @@ pub enum ElasticError {
         /// What chunks there are a multiple of.
         granularity_bytes: u64,
     },
-    /// The buffer ended before what was asked for ahead was begun.
-    #[error("the buffer ended before it grew")]
+    /// The buffer, or its pool, ended before what was asked for in the background was begun.
+    #[error("the buffer or its pool ended before that was begun")]
     Ended,
     /// Memory that was taken from these addresses is still used by work whose end cannot be waited
     /// for: a guard is alive, or a stream is being captured.
@@ -56,6 +56,35 @@ pub enum ElasticError {
          use_on, end the capture, and try again"
     )]
     StillUsed {
+        /// Where.
+        offset: u64,
+    },
+    /// Guards of `use_on` are alive, or reads and writes from the host are under way, longer than the
+    /// change was willing to wait; at once if one is the calling thread's own.
+    #[error(
+        "the buffer is in use: {open_uses} guards are alive; drop them, or give the change more \
+         patience"
+    )]
+    InUse {
+        /// How many.
+        open_uses: u64,
+    },
+    /// No elastic buffer has the tag.
+    #[error("no elastic buffer has the tag {tag:?}")]
+    UnknownTag {
+        /// The tag.
+        tag: std::sync::Arc<str>,
+    },
+    /// The buffer sleeps.
+    #[error("the buffer sleeps: wake it first")]
+    Asleep,
+    /// A move failed, and the driver refused to bring the memory back to its addresses. The contents
+    /// are kept; it is tried again before every operation and every use.
+    #[error(
+        "the memory at offset {offset} could not be mapped back after a move that failed; its \
+         contents are kept, and it is tried again each time"
+    )]
+    Stuck {
         /// Where.
         offset: u64,
     },

@@ -19,6 +19,12 @@ pub enum Cause {
     Commit,
     /// Memory is taken away; the addresses stay.
     Decommit,
+    /// The contents move to other memory.
+    Move,
+    /// Memory is given back until the buffer wakes; the contents may be kept elsewhere.
+    Sleep,
+    /// Memory comes back.
+    Wake,
     /// The buffer ends.
     End,
 }

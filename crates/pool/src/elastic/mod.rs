@@ -20,16 +20,24 @@
 //!
 //! `body`: what it is made of, and who may change it. `commit`, `decommit`: memory comes and goes.
 //! `access`: which devices may use it. `uses`: which streams do. `hooks`: who is told of changes.
-//! `ahead`: growth in the background. `stats`: figures and pieces. `verify`: the walker.
+//! `ahead`: growth in the background. `relocate`: other places for the memory, by way of `door`,
+//! which keeps users out meanwhile, and `copier`; asked for by `migrate` and `sleep`. `progress`:
+//! what others do for somebody. `stats`: figures and pieces. `verify`: the walker.
 
 pub(crate) mod access;
 pub(crate) mod ahead;
 pub(crate) mod body;
 mod builder;
 pub(crate) mod commit;
+pub(crate) mod copier;
 mod decommit;
+pub(crate) mod door;
 pub(crate) mod error;
 mod hooks;
+pub(crate) mod migrate;
+mod progress;
+mod relocate;
+pub(crate) mod sleep;
 pub(crate) mod stats;
 mod uses;
 pub(crate) mod verify;
@@ -46,6 +54,9 @@ pub use ahead::{AheadState, GrowAhead};
 pub use builder::ElasticBuilder;
 pub use error::{ElasticError, PeerFault};
 pub use hooks::{BackingChange, BackingHook, Cause, Phase};
+pub use migrate::{Migration, MigrationState, Move};
+pub use relocate::Moved;
+pub use sleep::{Contents, Slept};
 pub use stats::{ElasticStats, Piece};
 pub use uses::Use;
 
@@ -83,7 +94,7 @@ impl ElasticBuffer {
 
     /// The device whose memory it takes unless told otherwise.
     pub fn device(&self) -> DeviceId {
-        self.body.shape.home
+        self.body.home()
     }
 
     /// What can be committed, in bytes: reserved addresses.
@@ -144,7 +155,9 @@ impl ElasticBuffer {
     pub fn commit_from(&self, place: Place, range: Range<u64>) -> Result<u64, Error> {
         let slots = self.body.slots_over(range.start, range.end.saturating_sub(range.start))?;
         let how = How { place, turn: Turn::Requester, wait: Wait::Yes };
-        self.body.operate()?.commit(slots, how)
+        let operation = self.body.operate()?;
+        self.body.check_awake()?;
+        operation.commit(slots, how)
     }
 
     /// Asks the background thread to do what [`ElasticBuffer::grow_to`] does, and returns at once.
@@ -183,7 +196,9 @@ impl ElasticBuffer {
         let first = range.start.div_ceil(chunk_bytes);
         let end = range.end.min(self.body.range.bytes()) / chunk_bytes;
         let slots = (first..end).map(|slot| slot as u32); // below the capacity's number of slots
-        Ok(self.body.operate()?.decommit(slots, Cause::Decommit))
+        let operation = self.body.operate()?;
+        self.body.check_awake()?;
+        Ok(operation.decommit(slots, Cause::Decommit))
     }
 
     /// Says that work of `stream` is going to use the buffer: hold the answer until that work,
@@ -248,8 +263,11 @@ impl ElasticBuffer {
         }
         // Nobody changes the memory meanwhile.
         let operation = self.body.operate()?;
-        let chunks: Vec<_> =
-            self.body.state().pieces.values().map(|it| it.mapping.chunk().clone()).collect();
+        operation.check_mended()?;
+        let state = self.body.state();
+        let mappings = state.pieces.values().filter_map(|it| it.mapping());
+        let chunks: Vec<_> = mappings.map(|mapping| mapping.chunk().clone()).collect();
+        drop(state);
         let pieces = self.pieces().into_iter().zip(chunks);
         let exported = pieces
             .map(|(piece, chunk)| Ok((piece, Turn::Requester.with(|| chunk.export_fd())?)))
@@ -262,8 +280,10 @@ impl ElasticBuffer {
     /// against work that is still running.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], [`ElasticError::NotCommitted`]; the driver's.
+    /// [`Error::OutOfBounds`], [`ElasticError::NotCommitted`], [`ElasticError::Asleep`]; the
+    /// driver's.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), Error> {
+        let _using = uses::Uses::begin_on_host(&self.body)?;
         self.check_bounds(offset, source.len() as u64)?;
         let _relaxed = RelaxedCapture::enter(self.body.range.driver())?;
         Ok(self.body.range.write(self.device(), offset, source)?)
@@ -285,6 +305,7 @@ impl ElasticBuffer {
         if !self.body.may_access(device) {
             return Err(ElasticError::NoAccess { device }.into());
         }
+        let _using = uses::Uses::begin_on_host(&self.body)?;
         self.check_bounds(offset, target.len() as u64)?;
         let _relaxed = RelaxedCapture::enter(self.body.range.driver())?;
         Ok(self.body.range.read(device, offset, target)?)

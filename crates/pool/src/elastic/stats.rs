@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use vmm_sys::{DeviceId, HandleTypes};
+use vmm_sys::DeviceId;
 
 use super::body::Body;
+use super::sleep::Contents;
 use crate::place::Place;
 
 /// One physical piece of an elastic buffer: a chunk at its addresses. Whoever registers the buffer
@@ -53,6 +54,12 @@ pub struct ElasticStats {
     pub from_stock_bytes: u64,
     /// Memory that had left and came back before it was gone.
     pub returned_bytes: u64,
+    /// Memory whose contents moved to another place since it was built.
+    pub moved_bytes: u64,
+    /// Memory that a move under way has made ahead, beside what is committed.
+    pub incoming_bytes: u64,
+    /// What became of the contents, if the buffer sleeps.
+    pub asleep: Option<Contents>,
     /// Changes of the memory behind the addresses (count).
     pub generation: u64,
     /// Guards of `use_on` that are alive (count).
@@ -67,10 +74,10 @@ pub(super) fn pieces(body: &Body) -> Vec<Piece> {
     let state = body.state();
     let piece = |(slot, standing): (&u32, &super::body::Standing)| Piece {
         offset: u64::from(*slot) * body.shape.chunk_bytes,
-        address: standing.mapping.address(),
-        bytes: standing.mapping.bytes(),
-        place: standing.place(),
-        exportable: standing.mapping.chunk().props().handle_types != HandleTypes::NONE,
+        address: body.address() + u64::from(*slot) * body.shape.chunk_bytes,
+        bytes: body.shape.chunk_bytes,
+        place: standing.place,
+        exportable: body.shape.exportable,
         generation: standing.generation,
     };
     state.pieces.iter().map(piece).collect()
@@ -82,7 +89,7 @@ pub(crate) fn stats(body: &Body) -> ElasticStats {
     let state = body.state();
     let mut by_place: Vec<(Place, u64)> = Vec::new();
     for standing in state.pieces.values() {
-        let (place, bytes) = (standing.place(), standing.mapping.bytes());
+        let (place, bytes) = (standing.place, body.shape.chunk_bytes);
         match by_place.iter_mut().find(|(known, _)| *known == place) {
             Some((_, sum)) => *sum += bytes,
             None => by_place.push((place, bytes)),
@@ -90,7 +97,7 @@ pub(crate) fn stats(body: &Body) -> ElasticStats {
     }
     by_place.sort_unstable();
     ElasticStats {
-        device: body.shape.home,
+        device: state.home,
         tag: body.shape.tag.clone(),
         reserved_bytes: body.range.bytes(),
         committed_bytes: by_place.iter().map(|(_, bytes)| bytes).sum(),
@@ -101,6 +108,9 @@ pub(crate) fn stats(body: &Body) -> ElasticStats {
         created_bytes: state.counts.created_bytes,
         from_stock_bytes: state.counts.stock_bytes,
         returned_bytes: state.counts.returned_bytes,
+        moved_bytes: state.counts.moved_bytes,
+        incoming_bytes: state.incoming.values().sum(),
+        asleep: state.asleep.as_ref().map(|asleep| asleep.contents),
         generation: state.generation,
         open_uses: uses.open,
         uses: uses.begun,

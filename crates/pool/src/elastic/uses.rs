@@ -11,11 +11,13 @@ use vmm_sys::object::{RelaxedCapture, Stream};
 use vmm_sys::process;
 
 use super::body::Body;
+use super::door::Door;
 use super::error::ElasticError;
 use crate::device::Device;
 use crate::error::Error;
 use crate::lane::{Asker, Gate, Waited, is_captured, record};
-use crate::sync::Mutex;
+use crate::sync::thread::{self, ThreadId};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How many streams are remembered before those whose work is done are looked for.
 const STREAMS_MIN: usize = 16;
@@ -36,15 +38,23 @@ pub struct Use {
 struct OpenUse {
     stream: Stream,
     closed: Arc<OnceLock<Gate>>,
+    begun_by: ThreadId,
 }
 
 /// The uses of one buffer.
 #[derive(Debug, Default)]
-pub(crate) struct Uses(Mutex<State>);
+pub(crate) struct Uses {
+    state: Mutex<State>,
+    /// A guard ended, or the door opened.
+    pub(super) changed: Condvar,
+}
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
+    pub(super) door: Door,
     open: Vec<Arc<OpenUse>>,
+    /// Threads that read or write from the host now.
+    host: Vec<ThreadId>,
     /// The youngest use of each stream that has used the buffer.
     last: Vec<LastUse>,
     /// Length of `last` at which it is next looked through.
@@ -60,6 +70,25 @@ impl State {
     fn number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
+    }
+
+    /// Guards that are alive, and reads and writes from the host.
+    pub(super) fn open_count(&self) -> usize {
+        self.open.len() + self.host.len()
+    }
+
+    /// Whether the calling thread has one of them.
+    pub(super) fn is_open_here(&self) -> bool {
+        let here = thread::current().id();
+        self.open.iter().any(|it| it.begun_by == here) || self.host.contains(&here)
+    }
+
+    /// What memory waits for that is taken from the buffer now: everything enqueued by the guards
+    /// until now, and whatever those that are alive are going to enqueue.
+    pub(super) fn gates(&self) -> Vec<Gate> {
+        let last = self.last.iter().map(|it| it.gate.clone());
+        let open = self.open.iter().map(|open| Gate::Open(open.closed.clone()));
+        last.chain(open).chain(self.before.iter().map(|(_, gate)| gate.clone())).collect()
     }
 }
 
@@ -81,23 +110,23 @@ pub(crate) struct UseCounts {
 }
 
 impl Uses {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
     pub(crate) fn counts(&self) -> UseCounts {
-        let state = self.0.lock();
+        let state = self.state();
         UseCounts { open: state.open.len() as u64, begun: state.begun }
     }
 
-    /// What memory waits for that is taken from the buffer now: everything enqueued by the guards
-    /// until now, and whatever those that are alive are going to enqueue.
+    /// See [`State::gates`].
     pub(crate) fn gates(&self) -> Vec<Gate> {
-        let state = self.0.lock();
-        let last = state.last.iter().map(|it| it.gate.clone());
-        let open = state.open.iter().map(|open| Gate::Open(open.closed.clone()));
-        last.chain(open).chain(state.before.iter().map(|(_, gate)| gate.clone())).collect()
+        self.state().gates()
     }
 
     /// Memory came back to the buffer before these had passed: whoever uses it waits for them.
     pub(crate) fn come_after(&self, gates: impl IntoIterator<Item = Gate>) {
-        let mut state = self.0.lock();
+        let mut state = self.state();
         for gate in gates {
             let number = state.number();
             state.before.push((number, gate));
@@ -113,19 +142,36 @@ impl Uses {
         if !body.may_access(stream.device()) {
             return Err(ElasticError::NoAccess { device: stream.device() }.into());
         }
+        body.mend()?;
         let closed = Arc::new(OnceLock::new());
-        let open = Arc::new(OpenUse { stream: stream.clone(), closed });
-        let before = {
-            let mut state = body.uses.0.lock();
+        let begun_by = thread::current().id();
+        let open = Arc::new(OpenUse { stream: stream.clone(), closed, begun_by });
+        let (before, held) = {
+            let (mut state, held) = body.uses.pass(|| is_captured(stream));
             // From here on, memory that is taken away waits for the guard.
             state.open.push(open.clone());
             state.begun += 1;
-            state.before.clone()
+            (state.before.clone(), held)
         };
         let guard = Use { body: body.clone(), open };
+        body.check_awake()?;
+        if let Some(held) = held {
+            held.hold(stream)?;
+        }
         if !before.is_empty() {
             body.uses.order(device, stream, before)?;
         }
+        Ok(guard)
+    }
+
+    /// Begins a read or a write from the host.
+    pub(crate) fn begin_on_host(body: &Body) -> Result<HostUse<'_>, Error> {
+        body.mend()?;
+        let (mut state, _) = body.uses.pass(|| true);
+        state.host.push(thread::current().id());
+        drop(state);
+        let guard = HostUse(&body.uses);
+        body.check_awake()?;
         Ok(guard)
     }
 
@@ -140,7 +186,7 @@ impl Uses {
         let numbers: Vec<u64> = before.iter().map(|(number, _)| *number).collect();
         retain_pending(device, &mut before, |(_, gate)| gate);
         let pending = |number: &u64| before.iter().any(|(it, _)| it == number);
-        self.0.lock().before.retain(|(it, _)| !numbers.contains(it) || pending(it));
+        self.state().before.retain(|(it, _)| !numbers.contains(it) || pending(it));
         if before.is_empty() {
             return Ok(());
         }
@@ -161,8 +207,9 @@ impl Uses {
         // Whoever waits for the guard now waits for the event. Only a guard's drop comes here.
         let _first = open.closed.set(gate.clone());
         let (old, crowded) = {
-            let mut state = self.0.lock();
+            let mut state = self.state();
             state.open.retain(|other| !Arc::ptr_eq(other, open));
+            self.changed.notify_all();
             let number = state.number();
             let new = LastUse { number, stream: open.stream.clone(), gate };
             let same = |it: &&mut LastUse| {
@@ -188,13 +235,13 @@ impl Uses {
     /// Forgets streams whose work is done, so that streams which come and go do not add up.
     fn prune(&self, device: &Device) {
         // Asked in copies: who asks for the gates meanwhile must find them all.
-        let known = self.0.lock().last.clone();
+        let known = self.state().last.clone();
         let mut pending = known.clone();
         retain_pending(device, &mut pending, |it| &mut it.gate);
         let is_pending = |number: u64| pending.iter().any(|it| it.number == number);
         let done: Vec<u64> =
             known.iter().map(|it| it.number).filter(|number| !is_pending(*number)).collect();
-        let mut state = self.0.lock();
+        let mut state = self.state();
         state.last.retain(|it| !done.contains(&it.number));
         state.prune_at = 2 * state.last.len();
     }
@@ -207,6 +254,20 @@ fn retain_pending<T>(device: &Device, entries: &mut Vec<T>, gate: impl Fn(&mut T
     let mut asker = Asker::new(&device.events);
     entries.retain_mut(|entry| !asker.ask(gate(entry)));
     asker.finish();
+}
+
+/// A read or a write from the host that is under way.
+pub(crate) struct HostUse<'a>(&'a Uses);
+
+impl Drop for HostUse<'_> {
+    fn drop(&mut self) {
+        let here = thread::current().id();
+        let mut state = self.0.state();
+        if let Some(at) = state.host.iter().position(|thread| *thread == here) {
+            state.host.swap_remove(at);
+        }
+        self.0.changed.notify_all();
+    }
 }
 
 impl Use {

@@ -57,9 +57,13 @@ fn pieces(body: &Body) -> Result<Vec<(Place, u64)>, String> {
     let mut found = Vec::with_capacity(state.pieces.len());
     for (slot, standing) in &state.pieces {
         let offset = u64::from(*slot) * chunk_bytes;
-        let mapping = &standing.mapping;
-        if mapping.address() != body.address() + offset || mapping.bytes() != chunk_bytes {
-            return Err(format!("I27: slot {slot} holds {mapping:?}"));
+        if let Some(mapping) = standing.mapping() {
+            if mapping.address() != body.address() + offset || mapping.bytes() != chunk_bytes {
+                return Err(format!("I27: slot {slot} holds {mapping:?}"));
+            }
+            if *mapping.chunk().props() != body.props(standing.place) {
+                return Err(format!("I27: slot {slot} holds a chunk of the wrong kind"));
+            }
         }
         if offset + chunk_bytes > body.range.bytes() {
             return Err(format!("I27: slot {slot} lies beyond the reserved addresses"));
@@ -68,11 +72,9 @@ fn pieces(body: &Body) -> Result<Vec<(Place, u64)>, String> {
             let (piece, buffer) = (standing.generation, state.generation);
             return Err(format!("I27: slot {slot} is of generation {piece}, the buffer {buffer}"));
         }
-        if *mapping.chunk().props() != body.props(standing.place()) {
-            return Err(format!("I27: slot {slot} holds a chunk of the wrong kind"));
-        }
-        found.push((standing.place(), chunk_bytes));
+        found.push((standing.place, chunk_bytes));
     }
+    found.extend(&state.incoming);
     if let Some(quota) = &body.shape.quota
         && quota.booked_bytes() > quota.limit_bytes()
     {
