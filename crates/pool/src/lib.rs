@@ -76,8 +76,8 @@ pub use capture::{CaptureScope, GraphMemory};
 pub use config::{ChunkSize, DebugMode, Placement, text};
 pub use elastic::{
     AheadState, BackingChange, BackingHook, Cause, Contents, ElasticBuffer, ElasticBuilder,
-    ElasticError, ElasticStats, GrowAhead, Migration, MigrationState, Move, Moved, PeerFault, Phase,
-    Piece, Slept, Use,
+    ElasticError, ElasticStats, GrowAhead, Migration, MigrationState, Move, Moved, PeerFault,
+    Phase, Piece, Slept, Use,
 };
 pub use error::Error;
 pub use ladder::{LadderStats, Relief};

@@ -3,24 +3,10 @@
 
 mod common;
 
-use common::elastic::{G, Machine, machine};
+use common::elastic::{G, Machine, hold, machine};
 use vmm_pool::{ElasticError, Error};
 use vmm_sys::object::Stream;
-use vmm_sys::sim::HoldId;
 use vmm_sys::{CaptureMode, CaptureStatus, DeviceId, ProbeKernel};
-
-/// A held stream, let go at the latest when a failed story ends: else the pool's end would wait.
-struct Held<'a>(&'a Machine, HoldId);
-
-fn hold<'a>(machine: &'a Machine, stream: &Stream) -> Held<'a> {
-    Held(machine, machine.sim.hold(stream.device(), stream.handle()).unwrap())
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.sim.release_hold(self.1);
-    }
-}
 
 fn fill(machine: &Machine, stream: &Stream, address: u64, value: u32) {
     let kernel = ProbeKernel::FillWords { dst: address, words: 64, value };

@@ -109,13 +109,11 @@ pub(crate) fn serve(body: &Body, turn: Turn) {
     let target_bytes = request.become_(AheadState::Growing);
     // The background thread has other work than to wait for the GPU.
     let how = How { place: Place::Device(body.home()), turn, wait: Wait::No };
-    let grown = body
-        .slots_over(0, target_bytes)
-        .and_then(|slots| {
-            let operation = body.operate()?;
-            body.check_awake()?;
-            operation.commit(slots, how).map(drop)
-        });
+    let grown = body.slots_over(0, target_bytes).and_then(|slots| {
+        let operation = body.operate()?;
+        body.check_awake()?;
+        operation.commit(slots, how).map(drop)
+    });
     request.become_(match grown {
         Ok(()) => AheadState::Done,
         Err(error) => AheadState::Failed(error),

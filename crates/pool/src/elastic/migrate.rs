@@ -173,6 +173,7 @@ impl Operation<'_> {
         let body = self.0;
         body.check_awake()?;
         let to = order.to;
+        body.places.site(to)?;
         let slots: Vec<u32> = match &order.range {
             None => body.state().pieces.keys().copied().collect(),
             Some(range) => {

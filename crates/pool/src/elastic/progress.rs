@@ -35,7 +35,9 @@ impl<T: Clone> Progress<T> {
         let mut state = self.state.lock();
         while busy(&state) {
             match deadline {
-                Some(deadline) if self.changed.wait_until(&mut state, deadline).timed_out() => break,
+                Some(deadline) if self.changed.wait_until(&mut state, deadline).timed_out() => {
+                    break;
+                }
                 Some(_) => {}
                 None => self.changed.wait(&mut state),
             }

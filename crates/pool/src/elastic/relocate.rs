@@ -77,7 +77,10 @@ enum Stage {
     Untouched,
     Old(Mapping),
     Nothing(Arc<Chunk>),
-    New { mapping: Mapping, old: Arc<Chunk> },
+    New {
+        mapping: Mapping,
+        old: Arc<Chunk>,
+    },
 }
 
 impl Operation<'_> {
@@ -107,7 +110,8 @@ impl Operation<'_> {
         let slots: Vec<u32> = targets.iter().map(|(slot, _)| *slot).collect();
         let mut change = self.change(terms.cause, &slots);
         body.hooks.call(&change);
-        let moved = self.prepare(&targets, terms).and_then(|legs| self.carry_out(legs, terms, publish));
+        let moved =
+            self.prepare(&targets, terms).and_then(|legs| self.carry_out(legs, terms, publish));
         change.phase = if moved.is_ok() { Phase::After } else { Phase::Failed };
         change.generation = body.state().generation;
         body.hooks.call(&change);
@@ -220,8 +224,12 @@ impl Operation<'_> {
         let body = self.0;
         let places = &body.places;
         let driver = body.range.driver();
-        let copier = match places.copiers.take(driver, body.home(), legs.len()) {
-            Ok(copier) => copier,
+        // Nothing that is made, recorded or asked from here on harms anybody's capture.
+        let ready = RelaxedCapture::enter(driver).and_then(|relaxed| {
+            Ok((relaxed, places.copiers.take(driver, body.home(), legs.len())?))
+        });
+        let (_relaxed, copier) = match ready {
+            Ok(ready) => ready,
             Err(error) => {
                 self.give_up(legs, terms.turn);
                 return Err(error.into());
@@ -257,9 +265,9 @@ impl Operation<'_> {
         let latches = &body.places.latches;
         let closing = match terms.shut {
             true => Closing::Shut,
-            false => Closing::Hold(latches.take(|| {
-                Ok(Latch::create(body.range.driver(), body.home())?)
-            })?),
+            false => Closing::Hold(
+                latches.take(|| Ok(Latch::create(body.range.driver(), body.home())?))?,
+            ),
         };
         body.uses.close(latches, closing, terms.patience)
     }
@@ -272,7 +280,6 @@ impl Operation<'_> {
         closed: &mut Closed<'_>,
     ) -> Result<(), Error> {
         let body = self.0;
-        let _relaxed = RelaxedCapture::enter(body.range.driver())?;
         self.follow_users(copier, closed)?;
         {
             let mut state = body.state();

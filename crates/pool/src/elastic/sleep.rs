@@ -103,7 +103,9 @@ impl Operation<'_> {
         let body = self.0;
         let asleep = body.state().asleep.as_ref().map(|asleep| asleep.contents);
         match (asleep, contents) {
-            (Some(Contents::Kept { .. }), Contents::Dropped) => return self.drop_contents(patience),
+            (Some(Contents::Kept { .. }), Contents::Dropped) => {
+                return self.drop_contents(patience);
+            }
             (Some(_), _) => return Ok(None),
             (None, _) => {}
         }

@@ -74,7 +74,7 @@ fn pieces(body: &Body) -> Result<Vec<(Place, u64)>, String> {
         }
         found.push((standing.place, chunk_bytes));
     }
-    found.extend(&state.incoming);
+    found.extend(state.incoming.iter().map(|(place, bytes)| (*place, *bytes)));
     if let Some(quota) = &body.shape.quota
         && quota.booked_bytes() > quota.limit_bytes()
     {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vmm_pool::{DeviceStats, ElasticBuffer, Piece, Pool, PoolBuilder};
 use vmm_sys::object::Stream;
-use vmm_sys::sim::{FaultPlan, Sim, SimBuilder};
+use vmm_sys::sim::{FaultPlan, HoldId, Sim, SimBuilder};
 use vmm_sys::{Access, DeviceId, Driver, Location, ResultCode};
 
 pub(crate) const G: u64 = 2 << 20;
@@ -122,6 +122,19 @@ impl Machine {
         pool.verify().unwrap();
         drop((pool, driver));
         sim.check_clean().unwrap();
+    }
+}
+
+/// A held stream, let go at the latest when a failed story ends: else the pool's end would wait.
+pub(crate) struct Held<'a>(&'a Machine, HoldId);
+
+pub(crate) fn hold<'a>(machine: &'a Machine, stream: &Stream) -> Held<'a> {
+    Held(machine, machine.sim.hold(stream.device(), stream.handle()).unwrap())
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.sim.release_hold(self.1);
     }
 }
 

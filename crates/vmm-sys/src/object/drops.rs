@@ -63,14 +63,14 @@ pub(crate) fn give_back_or_keep(driver: &Arc<dyn Driver>, leftover: Leftover) {
     }
 }
 
-fn same(a: &Arc<dyn Driver>, b: &Arc<dyn Driver>) -> bool {
+pub(super) fn same_driver(a: &Arc<dyn Driver>, b: &Arc<dyn Driver>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
 /// The errors of what `driver` refused to take back and still holds.
 pub fn failed_drops(driver: &Arc<dyn Driver>) -> Vec<DriverError> {
     let failed = FAILED.lock();
-    failed.iter().filter(|f| same(&f.driver, driver)).map(|f| f.error.clone()).collect()
+    failed.iter().filter(|f| same_driver(&f.driver, driver)).map(|f| f.error.clone()).collect()
 }
 
 /// Tries again to give back what `driver` refused. Returns how many are still left.
@@ -78,12 +78,12 @@ pub fn retry_failed_drops(driver: &Arc<dyn Driver>) -> usize {
     // Taken out first: giving a mapping back drops its chunk, whose own drop may come here.
     let mine: Vec<Failed> = {
         let mut failed = FAILED.lock();
-        let (mine, others) = failed.drain(..).partition(|f| same(&f.driver, driver));
+        let (mine, others) = failed.drain(..).partition(|f| same_driver(&f.driver, driver));
         *failed = others;
         mine
     };
     for Failed { driver, leftover, .. } in mine {
         give_back_or_keep(&driver, leftover);
     }
-    FAILED.lock().iter().filter(|f| same(&f.driver, driver)).count()
+    FAILED.lock().iter().filter(|f| same_driver(&f.driver, driver)).count()
 }

@@ -4,8 +4,9 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use super::drops::{Leftover, give_back_or_keep};
-use super::{Chunk, Range};
-use crate::error::{DriverError, DriverResult};
+use super::{Chunk, Range, Stream, same_driver};
+use crate::call::Call;
+use crate::error::{DriverError, DriverResult, ResultCode};
 use crate::types::AccessGrant;
 
 /// A chunk mapped at an address. Access is a property of the mapping and starts as none, for the
@@ -39,6 +40,29 @@ impl Mapping {
     /// The driver's; the access is then as before.
     pub fn set_access(&self, grants: &[AccessGrant]) -> DriverResult<()> {
         self.range.driver().set_access(self.address, self.bytes(), grants)
+    }
+
+    /// Enqueues a copy of all bytes of `source` to this mapping: see [`Stream::copy`]. Both stay
+    /// mapped until it is done, as for any work.
+    ///
+    /// # Errors
+    /// The driver's; invalid value, before any call, if the lengths or the drivers differ.
+    pub fn copy_from(&self, source: &Mapping, stream: &Stream) -> DriverResult<()> {
+        let drivers = [source.range.driver(), stream.driver()];
+        let strange = drivers.iter().any(|it| !same_driver(it, self.range.driver()));
+        if strange || source.bytes() != self.bytes() {
+            let error = DriverError::new(Call::MemcpyDtoDAsync, ResultCode::INVALID_VALUE);
+            return Err(error.because(format_args!(
+                "{} bytes at {:#x} to {} bytes at {:#x}, which must be as many, of one driver",
+                source.bytes(),
+                source.address,
+                self.bytes(),
+                self.address
+            )));
+        }
+        // SAFETY: both addresses are mapped by this driver for the whole length, as each mapping
+        // covers its chunk.
+        unsafe { stream.copy(self.address, source.address, self.bytes()) }
     }
 
     /// Unmaps (`cuMemUnmap`) and gives the chunk back. Does not wait for the GPU: the caller knows

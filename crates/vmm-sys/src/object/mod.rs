@@ -19,6 +19,7 @@ mod thread;
 
 pub use capture::RelaxedCapture;
 pub use chunk::Chunk;
+use drops::same_driver;
 pub use drops::{failed_drops, retry_failed_drops};
 pub use event::Event;
 pub use latch::Latch;

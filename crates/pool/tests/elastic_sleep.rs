@@ -1,0 +1,261 @@
+//! Buffers that sleep and wake: what is given back, what is kept, and what a failure leaves.
+#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::elastic::{G, Machine, hold, machine};
+use vmm_pool::{
+    Budget, Cause, Contents, ElasticBuffer, ElasticError, Error, Phase, Place, PoolBuilder,
+};
+use vmm_sys::sim::SimBuilder;
+use vmm_sys::{DeviceId, ResultCode};
+
+const NOW: Duration = Duration::ZERO;
+const HOME: DeviceId = DeviceId(0);
+const KEPT: Contents = Contents::Kept { node: 0 };
+
+fn with_host(
+    sim: impl FnOnce(SimBuilder) -> SimBuilder,
+    pool: impl FnOnce(PoolBuilder) -> PoolBuilder,
+) -> Machine {
+    machine(2, sim, |builder| pool(builder.host_memory(0, 64 * G, 0)))
+}
+
+fn tagged(machine: &Machine, device: u32, tag: &str, chunks: u64) -> ElasticBuffer {
+    let builder = machine.pool.elastic(DeviceId(device)).capacity_bytes(16 * G).chunk_bytes(G);
+    let buffer = builder.tag(tag).build().unwrap();
+    buffer.grow_to(chunks * G).unwrap();
+    for chunk in 0..chunks {
+        buffer.write(chunk * G, &[chunk as u8 + 1; 4096]).unwrap();
+    }
+    buffer
+}
+
+fn is_written(buffer: &ElasticBuffer, chunks: u64) -> bool {
+    let mut found = [0; 4096];
+    (0..chunks).all(|chunk| {
+        buffer.read(chunk * G, &mut found).unwrap();
+        found == [chunk as u8 + 1; 4096]
+    })
+}
+
+/// Physical memory that the driver has given out on a device.
+fn taken(machine: &Machine, device: u32) -> u64 {
+    let info = machine.driver.mem_info(DeviceId(device)).unwrap();
+    info.total_bytes - info.free_bytes
+}
+
+fn is_asleep(outcome: Result<impl Sized, Error>) -> bool {
+    matches!(outcome, Err(Error::Elastic(ElasticError::Asleep)))
+}
+
+#[test]
+fn a_tag_sleeps_with_its_contents_and_wakes_as_it_was() {
+    let machine = with_host(|sim| sim, |pool| pool);
+    let before: Vec<u64> = (0..2).map(|device| taken(&machine, device)).collect();
+    let buffers = [tagged(&machine, 0, "a", 3), tagged(&machine, 1, "a", 2)];
+    let other = tagged(&machine, 0, "b", 1);
+    let addresses = buffers.each_ref().map(|buffer| buffer.address());
+    let slept = machine.pool.sleep("a", KEPT, NOW).unwrap();
+    assert_eq!((slept.buffers, slept.bytes), (2, 5 * G));
+    // Within the call, and to the driver, not to a stock.
+    assert_eq!((taken(&machine, 0), taken(&machine, 1)), (before[0] + G, before[1]));
+    assert_eq!((machine.stats(0).elastic_bytes, machine.stats(1).held_bytes), (G, 0));
+    assert!(buffers.iter().all(|buffer| buffer.stats().asleep == Some(KEPT)));
+    assert!(other.asleep().is_none() && is_written(&other, 1));
+    // Again is no error.
+    assert_eq!(machine.pool.sleep("a", KEPT, NOW).unwrap().buffers, 0);
+    let woken = machine.pool.wake("a").unwrap();
+    assert_eq!((woken.buffers, woken.bytes), (2, 5 * G));
+    assert_eq!(machine.pool.wake("a").unwrap().buffers, 0);
+    assert_eq!(buffers.each_ref().map(|buffer| buffer.address()), addresses);
+    assert!(is_written(&buffers[0], 3) && is_written(&buffers[1], 2));
+    assert!(buffers[1].pieces().iter().all(|piece| piece.place == Place::Device(DeviceId(1))));
+    // What kept the contents is ready for the next sleep.
+    assert_eq!(machine.pool.stats().hosts[0].stock_bytes, 5 * G);
+    drop((buffers, other));
+    machine.end();
+}
+
+#[test]
+fn a_sleeping_buffer_is_used_by_nobody_and_changed_by_nobody() {
+    let machine = with_host(|sim| sim, |pool| pool);
+    let stream = machine.stream(0);
+    for contents in [KEPT, Contents::Dropped] {
+        let buffer = tagged(&machine, 0, "a", 2);
+        assert_eq!(buffer.sleep(contents, NOW).unwrap(), 2 * G);
+        assert_eq!(buffer.asleep(), Some(contents));
+        assert!(is_asleep(buffer.use_on(&stream)));
+        assert!(is_asleep(buffer.write(0, &[1])) && is_asleep(buffer.read(0, &mut [0])));
+        assert!(is_asleep(buffer.grow_to(4 * G)) && is_asleep(buffer.shrink_to(0)));
+        assert!(is_asleep(buffer.migrate(DeviceId(1))));
+        let ahead = buffer.grow_ahead(4 * G).unwrap();
+        assert!(ahead.is_finished() && buffer.asleep() == Some(contents));
+        assert_eq!(buffer.wake().unwrap(), 2 * G);
+        assert_eq!(buffer.committed_bytes(), 2 * G);
+        drop(buffer.use_on(&stream).unwrap());
+    }
+    drop(stream);
+    machine.end();
+}
+
+#[test]
+fn dropped_contents_cost_no_memory_anywhere() {
+    let machine = with_host(|sim| sim, |pool| pool);
+    let before = taken(&machine, 0);
+    let quota = Budget::new(4 * G);
+    let builder = machine.pool.elastic(HOME).capacity_bytes(8 * G).chunk_bytes(G);
+    let buffer = builder.quota(quota.clone()).build().unwrap();
+    buffer.commit(0..G).unwrap();
+    buffer.commit_from(DeviceId(1).into(), 2 * G..4 * G).unwrap();
+    assert_eq!(buffer.sleep(Contents::Dropped, NOW).unwrap(), 3 * G);
+    // But for the anchor of the pair.
+    let taken = [taken(&machine, 0), taken(&machine, 1), quota.booked_bytes()];
+    assert_eq!(taken, [before, machine.stats(1).anchor_bytes, 0]);
+    assert_eq!(machine.pool.stats().hosts[0].held_bytes, 0);
+    assert_eq!(buffer.wake().unwrap(), 3 * G);
+    let places: Vec<_> =
+        buffer.pieces().iter().map(|piece| (piece.offset / G, piece.place)).collect();
+    let away = Place::Device(DeviceId(1));
+    assert_eq!(places, [(0, HOME.into()), (2, away), (3, away)]);
+    assert_eq!(quota.booked_bytes(), 3 * G);
+    drop(buffer);
+    machine.end();
+}
+
+#[test]
+fn kept_contents_can_be_dropped_later() {
+    let machine = with_host(|sim| sim, |pool| pool);
+    let buffer = tagged(&machine, 0, "a", 2);
+    buffer.sleep(KEPT, NOW).unwrap();
+    buffer.sleep(Contents::Dropped, NOW).unwrap();
+    assert_eq!((buffer.asleep(), buffer.committed_bytes()), (Some(Contents::Dropped), 0));
+    assert_eq!(machine.pool.stats().hosts[0].held_bytes, 0);
+    // The other way round there is nothing to keep.
+    buffer.sleep(KEPT, NOW).unwrap();
+    assert_eq!(buffer.asleep(), Some(Contents::Dropped));
+    assert_eq!(buffer.wake().unwrap(), 2 * G);
+    assert!(buffer.pieces().iter().all(|piece| piece.place == HOME.into()));
+    drop(buffer);
+    machine.end();
+}
+
+#[test]
+fn sleep_waits_for_work_in_flight_and_not_for_guards_beyond_its_patience() {
+    let machine = with_host(|sim| sim, |pool| pool);
+    let stream = machine.stream(0);
+    for contents in [KEPT, Contents::Dropped] {
+        let buffer = tagged(&machine, 0, "a", 1);
+        let using = buffer.use_on(&stream).unwrap();
+        let error = machine.pool.sleep("a", contents, NOW).unwrap_err();
+        assert!(matches!(error, Error::Elastic(ElasticError::InUse { open_uses: 1 })), "{error}");
+        assert!(buffer.asleep().is_none() && is_written(&buffer, 1));
+        let held = hold(&machine, &stream);
+        drop(using);
+        std::thread::scope(|scope| {
+            let asleep = scope.spawn(|| machine.pool.sleep("a", contents, NOW).unwrap());
+            std::thread::sleep(Duration::from_millis(10));
+            assert!(!asleep.is_finished(), "the stream may still write there");
+            drop(held);
+            assert_eq!(asleep.join().unwrap().bytes, G);
+        });
+        drop(buffer);
+    }
+    drop(stream);
+    machine.end();
+}
+
+#[test]
+fn a_wake_without_memory_sleeps_on_and_succeeds_later() {
+    for contents in [KEPT, Contents::Dropped] {
+        let machine = with_host(|sim| sim.device_bytes(4 * G), |pool| pool);
+        let buffer = tagged(&machine, 0, "a", 3);
+        buffer.sleep(contents, NOW).unwrap();
+        let other = tagged(&machine, 0, "b", 2);
+        for _ in 0..2 {
+            let error = machine.pool.wake("a").unwrap_err();
+            assert!(error.is_out_of_memory(), "{error}");
+            assert_eq!(buffer.asleep(), Some(contents));
+            assert_eq!(machine.stats(0).elastic_bytes, 2 * G);
+        }
+        drop(other);
+        assert_eq!(machine.pool.wake("a").unwrap().bytes, 3 * G);
+        assert!(contents == Contents::Dropped || is_written(&buffer, 3));
+        drop(buffer);
+        machine.end();
+    }
+}
+
+#[test]
+fn a_sleep_or_a_wake_that_fails_at_any_call_leaves_everything_as_it_was() {
+    let machine = with_host(|sim| sim, |pool| pool);
+    let buffer = tagged(&machine, 0, "a", 2);
+    // The copier is there, and the host's chunks.
+    buffer.sleep(KEPT, NOW).unwrap();
+    buffer.wake().unwrap();
+    let calls = machine.fail_each_call(
+        &buffer,
+        ResultCode::UNKNOWN,
+        || buffer.sleep(KEPT, NOW).map(drop),
+        || {
+            buffer.wake().unwrap();
+        },
+    );
+    assert!(calls > 12, "{calls}");
+    assert!(buffer.asleep().is_some());
+    buffer.wake().unwrap();
+    assert!(is_written(&buffer, 2));
+    for code in [ResultCode::UNKNOWN, ResultCode::OUT_OF_MEMORY] {
+        for k in 1.. {
+            buffer.sleep(KEPT, NOW).unwrap();
+            machine.sim.inject(vmm_sys::sim::FaultPlan::fail(code).at(k).once());
+            let fired = machine.sim.faults_fired();
+            let woken = buffer.wake();
+            machine.sim.clear_faults();
+            assert_eq!(woken.is_err(), buffer.asleep().is_some());
+            machine.pool.verify().unwrap();
+            buffer.wake().unwrap();
+            assert!(is_written(&buffer, 2), "call {k} failed");
+            if machine.sim.faults_fired() == fired {
+                break;
+            }
+        }
+    }
+    drop(buffer);
+    machine.pool.trim(HOME).unwrap();
+    machine.end();
+}
+
+#[test]
+fn hooks_hear_of_sleep_and_waking() {
+    let machine = with_host(|sim| sim, |pool| pool);
+    let buffer = tagged(&machine, 0, "a", 2);
+    let heard = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let log = heard.clone();
+    let hook = buffer.on_backing_change(move |change| {
+        log.lock().unwrap().push((change.phase, change.cause));
+    });
+    for contents in [KEPT, Contents::Dropped] {
+        buffer.sleep(contents, NOW).unwrap();
+        buffer.wake().unwrap();
+    }
+    let one = [Cause::Sleep, Cause::Wake].map(|it| [(Phase::Before, it), (Phase::After, it)]);
+    assert_eq!(*heard.lock().unwrap(), [one.concat(), one.concat()].concat());
+    drop((hook, buffer));
+    machine.end();
+}
+
+#[test]
+fn a_tag_that_nobody_has_is_an_error_as_is_a_host_that_gives_nothing() {
+    let machine = machine(1, |sim| sim, |pool| pool);
+    let buffer = tagged(&machine, 0, "a", 1);
+    let error = machine.pool.sleep("b", KEPT, NOW).unwrap_err();
+    assert_eq!(error.to_string(), r#"no elastic buffer has the tag "b""#);
+    let error = machine.pool.sleep("a", KEPT, NOW).unwrap_err();
+    assert!(matches!(error, Error::Elastic(ElasticError::UnknownPlace { .. })), "{error}");
+    assert!(is_written(&buffer, 1));
+    drop(buffer);
+    machine.end();
+}
