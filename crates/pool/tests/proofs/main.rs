@@ -10,6 +10,7 @@ mod ends;
 mod lanes;
 mod limits;
 mod locks;
+mod moves;
 mod rig;
 mod whole;
 
