@@ -43,8 +43,8 @@ fn word(buffer: &ElasticBuffer, chunk: u64, word: u64) -> u32 {
 /// Two threads write by their streams while a third moves the memory there and back: each write is
 /// at the place where the memory is in the end, and none hit an address with nothing behind it.
 ///
-/// Caught: copies that did not come behind the gates (`follow_users`); a latch that opened before
-/// the last chunk had changed place; a use that was let in without being held (`Door::Held`).
+/// Caught: a use that was let in without being held (`Uses::pass`); a move that did not wait for the
+/// guards that were alive (`Uses::close`).
 #[test]
 fn no_write_is_lost_to_a_move() {
     prove("no_write_is_lost_to_a_move", || {
