@@ -155,6 +155,9 @@ fn run(places: Arc<Places>, signal: &Signal) {
             serve(device, &stopped);
         }
         serve_hosts(places, &stopped);
+        if let Some(balancer) = &places.balancer {
+            balancer.look(places, false);
+        }
     }
 }
 

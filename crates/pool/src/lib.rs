@@ -34,6 +34,7 @@
 mod access_matrix;
 mod account;
 mod background;
+mod balance;
 mod budget;
 mod buffer;
 mod capture;
@@ -70,6 +71,7 @@ mod turn;
 mod verify;
 
 pub use access_matrix::{AccessMatrix, AccessPair};
+pub use balance::{Balance, BalanceMove, BalanceStats, BalanceVerdict};
 pub use budget::Budget;
 pub use buffer::Buffer;
 pub use capture::{CaptureScope, GraphMemory};

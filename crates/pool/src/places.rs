@@ -6,6 +6,7 @@ use vmm_sys::object::Mapping;
 use vmm_sys::{ChunkProps, DeviceId, Driver, DriverError};
 
 use crate::background::Signal;
+use crate::balance::Balancer;
 use crate::depot::{Depot, Shortage};
 use crate::device::Device;
 use crate::elastic::body::Body;
@@ -44,6 +45,7 @@ pub(crate) struct Places {
     pub(crate) latches: Latches,
     /// Who moves elastic buffers in the background.
     pub(crate) mover: Arc<Mover>,
+    pub(crate) balancer: Option<Balancer>,
 }
 
 /// One place, with the device that lends it events.
@@ -70,6 +72,7 @@ impl Places {
         driver: Arc<dyn Driver>,
         devices: Vec<Arc<Device>>,
         hosts: Vec<Host>,
+        balancer: Option<Balancer>,
     ) -> Places {
         Places {
             driver,
@@ -82,6 +85,7 @@ impl Places {
             copiers: Copiers::default(),
             latches: Latches::default(),
             mover: Arc::default(),
+            balancer,
         }
     }
 

@@ -12,6 +12,7 @@ pub use builder::PoolBuilder;
 
 use crate::access_matrix::AccessMatrix;
 use crate::background::Background;
+use crate::balance::Balancer;
 use crate::depot::Shortage;
 use crate::device::Device;
 use crate::elastic::body::Operation;
@@ -173,6 +174,14 @@ impl Pool {
         ElasticBuilder::new(self.0.clone(), device)
     }
 
+    /// Looks now whether a cold buffer is to move ([`PoolBuilder::balance`]), as the background
+    /// thread does every 100 ms. Does nothing in a pool without balance, and waits for no move.
+    pub fn rebalance(&self) {
+        if let Some(balancer) = &self.0.places.balancer {
+            balancer.look(&self.0.places, true);
+        }
+    }
+
     /// Puts every elastic buffer with this tag to sleep: see [`ElasticBuffer::sleep`]. Stops at the
     /// first that cannot; those before sleep, and it can be asked again.
     ///
@@ -306,7 +315,8 @@ impl Pool {
     pub fn stats(&self) -> PoolStats {
         let devices = self.0.places.devices.iter().map(|d| (d.plan.device, d.stats())).collect();
         let hosts = self.0.places.hosts.iter().map(Host::stats).collect();
-        PoolStats { devices, hosts }
+        let balance = self.0.places.balancer.as_ref().map(Balancer::stats);
+        PoolStats { devices, hosts, balance }
     }
 
     /// The figures of one device, if the pool manages it.

@@ -2,6 +2,7 @@
 
 use vmm_sys::DeviceId;
 
+use crate::balance::BalanceStats;
 use crate::ladder::LadderStats;
 
 /// What one device's pool holds, in bytes, at one moment (all its lanes locked).
@@ -105,4 +106,6 @@ pub struct PoolStats {
     pub devices: Vec<(DeviceId, DeviceStats)>,
     /// One entry a host node that may give memory.
     pub hosts: Vec<HostStats>,
+    /// What balance does, if it is on.
+    pub balance: Option<BalanceStats>,
 }

@@ -30,6 +30,8 @@ pub(crate) struct Shape {
     pub(crate) capacity_bytes: u64,
     pub(crate) chunk_bytes: u64,
     pub(crate) exportable: bool,
+    /// The pool may move it by itself.
+    pub(crate) movable: bool,
     /// Its access is the pool's policy for its home.
     pub(crate) follows_policy: bool,
     pub(crate) tag: Option<Arc<str>>,
@@ -219,6 +221,13 @@ impl Body {
     /// Looks at the buffer. No driver call while the answer is held.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+
+    /// What of its memory lies at `place`, in bytes.
+    pub(crate) fn bytes_at(&self, place: Place) -> u64 {
+        let state = self.state();
+        let count = state.pieces.values().filter(|standing| standing.place == place).count();
+        count as u64 * self.shape.chunk_bytes
     }
 
     pub(crate) fn committed_bytes(&self) -> u64 {

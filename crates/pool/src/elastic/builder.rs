@@ -23,6 +23,7 @@ pub struct ElasticBuilder {
     chunk_bytes: Option<u64>,
     single_piece: bool,
     exportable: bool,
+    movable: bool,
     tag: Option<Arc<str>>,
     quota: Option<Budget>,
     access: Option<BTreeMap<DeviceId, Access>>,
@@ -37,6 +38,7 @@ impl ElasticBuilder {
             capacity_bytes: None,
             chunk_bytes: None,
             single_piece: false,
+            movable: false,
             tag: None,
             quota: None,
             access: None,
@@ -68,6 +70,14 @@ impl ElasticBuilder {
     /// every call for such a chunk costs 10 to 18 us more. Default: the pool's setting.
     pub fn exportable(mut self, on: bool) -> Self {
         self.exportable = on;
+        self
+    }
+
+    /// The pool may move the buffer by itself while nobody uses it, to another device or to the
+    /// host, where it is told to do so at all ([`PoolBuilder::balance`](crate::PoolBuilder::balance)).
+    /// Not unless said so.
+    pub fn movable(mut self, on: bool) -> Self {
+        self.movable = on;
         self
     }
 
@@ -130,6 +140,7 @@ impl ElasticBuilder {
         access.insert(self.device, Access::ReadWrite);
         let range = reserve(keeper, &shape)?;
         let body = Body::new(shape, places.clone(), keeper.clone(), range, access);
+        body.uses.touch(keeper.watch.now_ms());
         let body = Arc::new(body);
         places.add(&body);
         Ok(ElasticBuffer { body, pool: self.pool.clone() })
@@ -170,6 +181,7 @@ impl ElasticBuilder {
             capacity_bytes,
             chunk_bytes,
             exportable: self.exportable,
+            movable: self.movable,
             follows_policy: self.access.is_none(),
             tag: self.tag.clone(),
             quota: self.quota.clone(),

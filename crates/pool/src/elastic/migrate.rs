@@ -106,7 +106,7 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    pub(super) fn new(body: Arc<Body>, order: Move) -> (Task, Migration) {
+    pub(crate) fn new(body: Arc<Body>, order: Move) -> (Task, Migration) {
         let progress = Arc::new(Progress::new(MigrationState::Waiting));
         (Task { body, order, progress: progress.clone() }, Migration(progress))
     }

@@ -64,6 +64,8 @@ pub(super) struct State {
     begun: u64,
     /// Tells entries apart; never given twice.
     last_number: u64,
+    /// When a use last began or ended, in milliseconds of the pool's clock.
+    used_ms: u64,
 }
 
 impl State {
@@ -119,6 +121,17 @@ impl Uses {
         UseCounts { open: state.open.len() as u64, begun: state.begun }
     }
 
+    /// How long the buffer has not been used, in milliseconds. `None` while a guard is alive.
+    pub(crate) fn idle_ms(&self, now_ms: u64) -> Option<u64> {
+        let state = self.state();
+        (state.open_count() == 0).then(|| now_ms.saturating_sub(state.used_ms))
+    }
+
+    /// Notes that the buffer is as good as used now.
+    pub(crate) fn touch(&self, now_ms: u64) {
+        self.state().used_ms = now_ms;
+    }
+
     /// See [`State::gates`].
     pub(crate) fn gates(&self) -> Vec<Gate> {
         self.state().gates()
@@ -151,6 +164,7 @@ impl Uses {
             // From here on, memory that is taken away waits for the guard.
             state.open.push(open.clone());
             state.begun += 1;
+            state.used_ms = device.watch.now_ms();
             (state.before.clone(), held)
         };
         let guard = Use { body: body.clone(), open };
@@ -169,6 +183,7 @@ impl Uses {
         body.mend()?;
         let (mut state, _) = body.uses.pass(|| true);
         state.host.push(thread::current().id());
+        state.used_ms = body.keeper().watch.now_ms();
         drop(state);
         let guard = HostUse(&body.uses);
         body.check_awake()?;
@@ -209,6 +224,7 @@ impl Uses {
         let (old, crowded) = {
             let mut state = self.state();
             state.open.retain(|other| !Arc::ptr_eq(other, open));
+            state.used_ms = device.watch.now_ms();
             self.changed.notify_all();
             let number = state.number();
             let new = LastUse { number, stream: open.stream.clone(), gate };

@@ -7,6 +7,7 @@ use vmm_sys::{Access, DeviceId, Driver};
 
 use super::{Pool, PoolInner, fill};
 use crate::background::Background;
+use crate::balance::{Balance, Balancer};
 use crate::budget::Budget;
 use crate::config::{ChunkSize, DebugMode, Placement, Settings};
 use crate::device::Device;
@@ -25,6 +26,7 @@ pub struct PoolBuilder {
     callbacks: Vec<Callback>,
     reliefs: Reliefs,
     clock: Clock,
+    balance: Option<Balance>,
 }
 
 impl PoolBuilder {
@@ -36,6 +38,7 @@ impl PoolBuilder {
             callbacks: Vec::new(),
             reliefs: Reliefs::default(),
             clock: Clock::default(),
+            balance: None,
         }
     }
 
@@ -189,6 +192,14 @@ impl PoolBuilder {
         self
     }
 
+    /// Moves cold elastic buffers that allow it from a full device to an empty one, in the
+    /// background: see [`Balance`]. Without a background thread, [`Pool::rebalance`] looks. Off unless
+    /// said so.
+    pub fn balance(mut self, balance: Balance) -> Self {
+        self.balance = Some(balance);
+        self
+    }
+
     /// Builds the pool: each device is tried once, settings are checked, and stock is made up to
     /// the low mark.
     ///
@@ -199,7 +210,9 @@ impl PoolBuilder {
     /// what the policy says, [`ElasticError::NoHostMemory`](crate::ElasticError::NoHostMemory) a node
     /// whose memory they cannot use.
     pub fn build(self) -> Result<Pool, Error> {
-        let PoolBuilder { driver, mut settings, budgets, callbacks, reliefs, clock } = self;
+        let PoolBuilder { driver, mut settings, budgets, callbacks, reliefs, clock, balance } =
+            self;
+        balance.map_or(Ok(()), |balance| balance.check())?;
         if settings.devices.is_empty() {
             settings.devices.push(DeviceId(0));
         }
@@ -223,7 +236,8 @@ impl PoolBuilder {
         let recorder = settings.start_recorder()?;
         let open = |host: &HostSettings| Host::open(*host, &devices, clock.clone());
         let hosts: Result<Vec<Host>, Error> = settings.hosts.iter().map(open).collect();
-        let places = Arc::new(Places::new(driver, devices, hosts?));
+        let balancer = balance.map(|balance| Balancer::new(balance, clock.clone()));
+        let places = Arc::new(Places::new(driver, devices, hosts?, balancer));
         for device in &places.devices {
             let owner = device.plan.device;
             for (accessor, _) in settings.policy(owner) {
