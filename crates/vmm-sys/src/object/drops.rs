@@ -6,7 +6,7 @@ use super::chunk::Receipt;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverResult};
 use crate::sync::{Mutex, global};
-use crate::types::ChunkHandle;
+use crate::types::{ChunkHandle, DeviceId, PinnedAddress};
 
 /// Something the driver refused to take back, with what it hangs on.
 pub(crate) enum Leftover {
@@ -16,6 +16,8 @@ pub(crate) enum Leftover {
     Range(u64, u64),
     /// A mapping: address, bytes, and the objects it keeps alive until it is gone.
     Mapping { address: u64, bytes: u64, _keeps: (Arc<super::Chunk>, super::Range) },
+    /// Page-locked host memory, and the device in whose context it was allocated.
+    Pinned(DeviceId, PinnedAddress),
 }
 
 struct Failed {
@@ -36,6 +38,9 @@ impl Leftover {
             Leftover::Chunk { handle, .. } => unsafe { driver.release(*handle) },
             Leftover::Range(address, bytes) => driver.address_free(*address, *bytes),
             Leftover::Mapping { address, bytes, .. } => driver.unmap(*address, *bytes),
+            // SAFETY: the memory was owned by the object that was dropped, after its last use, and
+            // by nothing since.
+            Leftover::Pinned(device, address) => unsafe { driver.host_free(*device, *address) },
         }
     }
 }

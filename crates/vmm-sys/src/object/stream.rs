@@ -237,4 +237,21 @@ impl Stream {
         // condition.
         unsafe { self.0.driver.copy_async(self.0.device, &transfer, self.handle_here()) }
     }
+
+    /// Enqueues a copy of `bytes` bytes from `src` to `dst` (`cuMemcpyDtoDAsync`). Either side may lie
+    /// on another device or on the host, mapped with access for this stream's device, whose engines
+    /// copy; an address without access is refused (rows D-A5, D-A8). An event recorded behind it says
+    /// when the bytes are there.
+    ///
+    /// # Safety
+    /// As [`Stream::fill`], for both addresses.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub unsafe fn copy(&self, dst: u64, src: u64, bytes: u64) -> DriverResult<()> {
+        let transfer = Transfer::DeviceToDevice { dst, src, bytes };
+        // SAFETY: `self` owns a live handle; the addresses are the driver's by this function's own
+        // condition.
+        unsafe { self.0.driver.copy_async(self.0.device, &transfer, self.handle_here()) }
+    }
 }
