@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::Serialize;
-use vmm_pool_cli::driver_choice::{ChoiceError, DriverRequest, choose};
+use vmm_pool_cli::driver_choice::{ChoiceError, DriverChoice, DriverRequest, choose};
 use vmm_pool_cli::replay::Cause;
+use vmm_sys::sim::Sim;
 use vmm_sys::{DeviceId, Driver, DriverKind};
 
 use crate::facts::Facts;
@@ -26,6 +27,8 @@ pub struct Setup {
     pub driver: Arc<dyn Driver>,
     /// The device.
     pub device: DeviceId,
+    /// The driver, if it is the simulated device.
+    sim: Option<Arc<Sim>>,
     recorder: Recorder,
 }
 
@@ -49,23 +52,66 @@ impl Setup {
         Ok(Setup::open(bench)?.0)
     }
 
+    /// As [`Setup::start`], for a program about two devices: the other one is in the answer if the
+    /// machine has it. `request` goes before the environment.
+    ///
+    /// # Errors
+    /// As [`Setup::start`]; `peer` is the device itself.
+    pub fn start_pair(
+        bench: &'static str,
+        request: Option<DriverRequest>,
+        peer: Option<DeviceId>,
+    ) -> Result<(Setup, Option<DeviceId>), Cause> {
+        let request = request.map_or_else(|| driver_request(&variable(DRIVER_VAR)), Ok)?;
+        let device = device_of(&variable(DEVICE_VAR))?;
+        if peer == Some(device) {
+            return Err(format!("{device} is no neighbour of itself").into());
+        }
+        // The simulated machine gets as many devices as are asked for; a real one has what it has.
+        let (choice, peer) = match choose(request, peer.map_or(device, |peer| peer.max(device))) {
+            Err(ChoiceError::NoSuchDevice { count, .. }) if device.0 < count => {
+                let peer = peer.filter(|peer| peer.0 < count);
+                (choose(request, device).map_err(in_our_words)?, peer)
+            }
+            choice => (choice.map_err(in_our_words)?, peer),
+        };
+        let (setup, why) = Setup::with(bench, choice, device)?;
+        println!("{bench}: {why}\n{}", setup.recorder.facts());
+        Ok((setup, peer))
+    }
+
     fn open(bench: &'static str) -> Result<(Setup, String), Cause> {
         let request = driver_request(&variable(DRIVER_VAR))?;
         let device = device_of(&variable(DEVICE_VAR))?;
-        let choice = choose(request, device).map_err(in_our_words)?;
+        Setup::with(bench, choose(request, device).map_err(in_our_words)?, device)
+    }
+
+    fn with(
+        bench: &'static str,
+        choice: DriverChoice,
+        device: DeviceId,
+    ) -> Result<(Setup, String), Cause> {
         let driver = choice.driver;
         // Clock reads around each driver call would be part of what is measured.
         driver.ledger().set_timing(false);
         let facts = Facts::collect(&*driver, device)?;
         let path = std::env::var_os(OUT_VAR).map_or_else(default_path, PathBuf::from);
         let recorder = Recorder::open(path, bench, facts)?;
-        Ok((Setup { driver, device, recorder }, choice.why))
+        Ok((Setup { driver, device, sim: choice.sim, recorder }, choice.why))
     }
 
     /// Whether there is a GPU: then the driver's own allocators are measured beside the pool. On
     /// the simulated device they would be as fast as the model says.
     pub fn is_gpu(&self) -> bool {
         self.driver.kind() == DriverKind::Cuda
+    }
+
+    /// Whether everything was given back, as far as it can be known: the simulated device tells.
+    ///
+    /// # Errors
+    /// What was left.
+    pub fn check_clean(&self) -> Result<(), Cause> {
+        Ok(self.sim.as_ref().map_or(Ok(()), |sim| sim.check_clean())?)
     }
 
     /// Appends one line to the record.

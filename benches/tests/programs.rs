@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 const GROWTH: &str = env!("CARGO_BIN_EXE_growth");
+const CROSS: &str = env!("CARGO_BIN_EXE_cross");
 const THREADS: &str = env!("CARGO_BIN_EXE_threads");
 const OVERLAP: &str = env!("CARGO_BIN_EXE_overlap");
 const INSTRUCTIONS: &str = env!("CARGO_BIN_EXE_instructions");
@@ -47,14 +48,74 @@ impl Program {
 #[test]
 fn growth_from_stock_makes_the_bare_calls_and_no_other() {
     let rows = Program::new(GROWTH, "growth").rows();
-    assert_eq!(rows.len(), 3);
-    for row in &rows {
+    assert_eq!(rows.len(), 4);
+    for (row, chunks) in rows.iter().zip([32, 32, 32, 1]) {
         let case = &row["case"];
-        assert_eq!(row["bare_calls"], "cuMemMap 32, cuMemSetAccess 32", "{case}");
+        let calls = format!("cuMemMap {chunks}, cuMemSetAccess {chunks}");
+        assert_eq!(row["bare_calls"], calls, "{case}");
         assert_eq!(row["pool_calls"], row["bare_calls"], "{case}");
         assert_eq!((&row["date"], &row["time"]), (&"2001-02-03".into(), &"modelled".into()));
         assert_eq!(row["repetitions"], 2);
     }
+}
+
+/// The sizes of `cross` in these tests.
+const TINY: [&str; 10] =
+    ["--move", "4M", "--chunks", "2M,4M", "--kernel", "2M", "--sleep", "4M", "--chunk", "2M"];
+
+#[test]
+fn every_side_across_gpus_makes_the_calls_that_it_says() {
+    let mut program = Program::new(CROSS, "cross");
+    program.command.args(TINY);
+    let rows = program.rows();
+    assert!(rows.iter().all(|row| row["left_out"].is_null() && row["time"] == "modelled"));
+    let calls = |part: &str, case: &str, side: &str| -> String {
+        let is = |row: &&Value| {
+            row["part"] == part
+                && row["case"].as_str().unwrap().contains(case)
+                && row["side"].as_str().unwrap().contains(side)
+        };
+        let found: Vec<_> = rows.iter().filter(is).collect();
+        assert_eq!(found.len(), 1, "{part}, {case}, {side}: {found:?}");
+        found[0]["calls"].as_str().unwrap().to_owned()
+    };
+    let copies =
+        |count| format!("cuMemcpyDtoDAsync {count}, cuEventRecord 1, cuEventSynchronize 1");
+    assert_eq!(calls("move", "2 MiB", "one copy"), copies(1));
+    assert_eq!(calls("move", "2 MiB", "by the chunk"), copies(2));
+    let exchange = "cuMemMap 2, cuMemUnmap 2, cuMemSetAccess 2";
+    assert_eq!(calls("move", "2 MiB", "exchanging"), exchange);
+    assert!(calls("move", "2 MiB", "is held").contains("cuStreamWaitValue32 1"));
+    assert_eq!(calls("move", "chunks of 4 MiB", "unmapping"), "cuMemUnmap 1");
+    for chunk in ["chunk of 2 MiB", "chunk of 32 MiB"] {
+        for side in ["no anchor", "anchored", "pool"] {
+            assert_eq!(calls("grant", chunk, side), "cuMemSetAccess 1");
+        }
+    }
+    for side in ["cuMemAlloc", "own", "bare: the neighbour", "pool: the neighbour"] {
+        assert!(calls("bandwidth", "reads", side).starts_with("cuLaunchKernel 8"));
+        assert!(calls("bandwidth", "writes", side).starts_with("cuLaunchKernel 8"));
+    }
+    assert_eq!(calls("sleep", "dropped", "sleep"), "cuMemRelease 2, cuMemUnmap 2");
+    let wake = "cuMemCreate 2, cuMemMap 2, cuMemSetAccess 2";
+    assert_eq!(calls("sleep", "dropped", "wake"), wake);
+    assert_eq!(calls("sleep", "host", "copying in"), copies(2));
+}
+
+#[test]
+fn one_device_leaves_out_what_needs_two() {
+    let mut program = Program::new(CROSS, "cross-alone");
+    program.command.args(TINY).args(["--peer", "none", "--driver", "sim"]);
+    program.command.env("VMM_BENCH_DRIVER", "cuda"); // the option goes before it
+    let (output, rows) = program.output();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("left out of Move: needs two devices"), "{text}");
+    let left_out =
+        |part: &str| rows.iter().any(|row| row["part"] == part && row["left_out"].is_string());
+    assert!(left_out("move") && left_out("grant") && left_out("bandwidth") && !left_out("sleep"));
+    assert!(rows.iter().all(|row| !row["side"].as_str().unwrap_or("").contains("neighbour")));
+    assert!(rows.iter().any(|row| row["part"] == "bandwidth" && row["side"] == "cuMemAlloc"));
 }
 
 #[test]
@@ -108,9 +169,13 @@ fn what_is_not_understood_is_refused_by_name() {
     program.command.env("VMM_BENCH_DRIVER", "gpu");
     let mut wordless = Program::new(INSTRUCTIONS, "usage");
     wordless.command.arg("count");
-    for (program, expected) in
-        [(program, "VMM_BENCH_DRIVER=gpu: expected auto, cuda or sim"), (wordless, "usage: ")]
-    {
+    let mut uneven = Program::new(CROSS, "cross-uneven");
+    uneven.command.args(["--move", "5M", "--chunks", "2M"]);
+    for (program, expected) in [
+        (program, "VMM_BENCH_DRIVER=gpu: expected auto, cuda or sim"),
+        (wordless, "usage: "),
+        (uneven, "each size must be a whole number of its chunks"),
+    ] {
         let (output, rows) = program.output();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{errors}");

@@ -10,16 +10,16 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
 use serde::Serialize;
 use vmm_pool::{Buffer, ChunkSize, ElasticBuffer, Lane, Pool};
-use vmm_pool_benches::samples::{Spread, spread};
+use vmm_pool_benches::samples::Spread;
 use vmm_pool_benches::setup::{Setup, fail, repetitions};
+use vmm_pool_benches::timed::{Side, Took, timed};
 use vmm_pool_cli::replay::Cause;
 use vmm_pool_cli::target::CurrentContext;
 use vmm_sys::object::{Chunk, Mapping, Range, Stream};
-use vmm_sys::{AccessGrant, CallCounts, ChunkProps, DeviceId, Driver, DriverKind, ThreadTime};
+use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver};
 
 const GROWTH_BYTES: u64 = 1 << 30;
 const CHUNK_BYTES: u64 = 32 << 20;
@@ -32,8 +32,17 @@ const RATIO_MAX: f64 = 1.1;
 enum Case {
     /// Requests of a lane, of so many bytes each.
     Requests(u64),
-    /// One growth of an elastic buffer.
-    Elastic,
+    /// One growth of an elastic buffer whose chunks have so many bytes.
+    Elastic(u64),
+}
+
+impl Case {
+    fn chunk_bytes(self) -> u64 {
+        match self {
+            Case::Requests(_) => CHUNK_BYTES,
+            Case::Elastic(chunk_bytes) => chunk_bytes,
+        }
+    }
 }
 
 impl fmt::Display for Case {
@@ -42,35 +51,12 @@ impl fmt::Display for Case {
             Case::Requests(bytes) => {
                 write!(f, "{} request(s) of {} MiB", GROWTH_BYTES / bytes, bytes >> 20)
             }
-            Case::Elastic => write!(f, "an elastic buffer by {} MiB", GROWTH_BYTES >> 20),
+            Case::Elastic(chunk_bytes) => {
+                let count = GROWTH_BYTES / chunk_bytes;
+                write!(f, "an elastic buffer by {} MiB, {count} chunk(s)", GROWTH_BYTES >> 20)
+            }
         }
     }
-}
-
-/// What one side took.
-struct Took {
-    us: f64,
-    calls: CallCounts,
-}
-
-/// Runs `work`, timed and counted.
-///
-/// On the simulated device the host time that goes into simulating a call is taken out, and what
-/// the call would cost is put in its place; what is left is the caller's own time, as on a GPU.
-fn timed<T>(
-    driver: &Arc<dyn Driver>,
-    work: impl FnOnce() -> Result<T, Cause>,
-) -> Result<(T, Took), Cause> {
-    let (before, time_before) = (driver.ledger().snapshot(), ThreadTime::now());
-    let start = Instant::now();
-    let made = work()?;
-    let mut nanos = start.elapsed().as_nanos() as f64;
-    let (calls, time) = (driver.ledger().snapshot().since(&before), ThreadTime::now());
-    if driver.kind() == DriverKind::Sim {
-        nanos -= (time.spent_nanos - time_before.spent_nanos) as f64;
-        nanos += (time.charged_nanos - time_before.charged_nanos) as f64;
-    }
-    Ok((made, Took { us: nanos / 1e3, calls }))
 }
 
 /// A pool whose lane has its addresses already, and so has its elastic buffer.
@@ -82,8 +68,12 @@ struct PoolSide {
 }
 
 impl PoolSide {
-    fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<PoolSide, Cause> {
-        let chunk = ChunkSize::Fixed(CHUNK_BYTES);
+    fn new(
+        driver: &Arc<dyn Driver>,
+        device: DeviceId,
+        chunk_bytes: u64,
+    ) -> Result<PoolSide, Cause> {
+        let chunk = ChunkSize::Fixed(chunk_bytes);
         // No second thread: between the timed parts it would do what is done here.
         let builder = Pool::builder(driver.clone()).device(device).chunk(chunk);
         let pool = builder.background(false).build()?;
@@ -96,7 +86,7 @@ impl PoolSide {
         self.pool.prefill(self.device, GROWTH_BYTES)?;
         let took = match case {
             Case::Requests(bytes) => self.grow_lane(bytes)?,
-            Case::Elastic => {
+            Case::Elastic(_) => {
                 timed(self.pool.driver(), || Ok(self.elastic.grow_to(GROWTH_BYTES)?))?.1
             }
         };
@@ -125,6 +115,7 @@ impl PoolSide {
 /// The bare calls.
 struct BareSide {
     driver: Arc<dyn Driver>,
+    chunk_bytes: u64,
     props: ChunkProps,
     grants: [AccessGrant; 1],
     range: Range,
@@ -133,33 +124,38 @@ struct BareSide {
 }
 
 impl BareSide {
-    fn new(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<BareSide, Cause> {
-        let reserve = |bytes| Range::reserve(driver, bytes, CHUNK_BYTES, 0);
+    fn new(
+        driver: &Arc<dyn Driver>,
+        device: DeviceId,
+        chunk_bytes: u64,
+    ) -> Result<BareSide, Cause> {
+        let reserve = |bytes| Range::reserve(driver, bytes, chunk_bytes, 0);
         Ok(BareSide {
             driver: driver.clone(),
+            chunk_bytes,
             props: ChunkProps::on_device(device),
             grants: [AccessGrant::read_write(device)],
             range: reserve(GROWTH_BYTES)?,
-            elsewhere: reserve(CHUNK_BYTES)?,
+            elsewhere: reserve(chunk_bytes)?,
         })
     }
 
     /// A chunk that was mapped before, as the chunks of warm stock were.
     fn warm_chunk(&self) -> Result<Arc<Chunk>, Cause> {
-        let chunk = Arc::new(Chunk::create(&self.driver, CHUNK_BYTES, &self.props)?);
+        let chunk = Arc::new(Chunk::create(&self.driver, self.chunk_bytes, &self.props)?);
         let mapping = Mapping::map(&self.elsewhere, 0, chunk)?;
         mapping.set_access(&self.grants)?;
         mapping.unmap().map_err(|(_, error)| error.into())
     }
 
     fn grow(&self) -> Result<Took, Cause> {
-        let count = GROWTH_BYTES / CHUNK_BYTES;
+        let count = GROWTH_BYTES / self.chunk_bytes;
         let chunks = (0..count).map(|_| self.warm_chunk()).collect::<Result<Vec<_>, _>>()?;
         let mut mappings = Vec::with_capacity(chunks.len());
         let ((), took) = timed(&self.driver, || {
             for (index, chunk) in (0..).zip(chunks) {
                 // The owning object adds nothing to the call but its place in the vector.
-                let mapping = Mapping::map(&self.range, index * CHUNK_BYTES, chunk)?;
+                let mapping = Mapping::map(&self.range, index * self.chunk_bytes, chunk)?;
                 mapping.set_access(&self.grants)?;
                 mappings.push(mapping);
             }
@@ -186,48 +182,21 @@ struct Row {
     bare_calls: String,
 }
 
-/// What all repetitions of one side took, and the calls of one.
-#[derive(Default)]
-struct Side {
-    us: Vec<f64>,
-    calls: Option<String>,
-}
-
-impl Side {
-    /// Notes one repetition: each must need the same calls.
-    fn add(&mut self, took: Took) -> Result<(), Cause> {
-        self.us.push(took.us);
-        let calls = took.calls.to_string();
-        match &self.calls {
-            Some(known) if *known != calls => {
-                Err(format!("repetitions differ: {known}, then {calls}").into())
-            }
-            _ => {
-                self.calls = Some(calls);
-                Ok(())
-            }
-        }
-    }
-
-    fn figures(self) -> Result<(Spread, String), Cause> {
-        Ok((spread(&self.us).ok_or("no repetitions")?, self.calls.unwrap_or_default()))
-    }
-}
-
 fn compare(setup: &Setup, case: Case, repetitions: u32) -> Result<Row, Cause> {
-    let pool_side = PoolSide::new(&setup.driver, setup.device)?;
-    let bare_side = BareSide::new(&setup.driver, setup.device)?;
+    let chunk_bytes = case.chunk_bytes();
+    let pool_side = PoolSide::new(&setup.driver, setup.device, chunk_bytes)?;
+    let bare_side = BareSide::new(&setup.driver, setup.device, chunk_bytes)?;
     // Once each untimed: the lane reserves its addresses, the driver its tables.
     pool_side.grow(case)?;
     bare_side.grow()?;
     let (mut pool, mut bare) = (Side::default(), Side::default());
     for repetition in 0..repetitions {
         if repetition % 2 == 0 {
-            pool.add(pool_side.grow(case)?)?;
-            bare.add(bare_side.grow()?)?;
+            pool.add(&pool_side.grow(case)?)?;
+            bare.add(&bare_side.grow()?)?;
         } else {
-            bare.add(bare_side.grow()?)?;
-            pool.add(pool_side.grow(case)?)?;
+            bare.add(&bare_side.grow()?)?;
+            pool.add(&pool_side.grow(case)?)?;
         }
     }
     let (pool_us, pool_calls) = pool.figures()?;
@@ -235,7 +204,7 @@ fn compare(setup: &Setup, case: Case, repetitions: u32) -> Result<Row, Cause> {
     Ok(Row {
         case: case.to_string(),
         growth_bytes: GROWTH_BYTES,
-        chunk_bytes: CHUNK_BYTES,
+        chunk_bytes,
         repetitions,
         time: if setup.is_gpu() { "measured" } else { "modelled" },
         pool_us,
@@ -251,7 +220,12 @@ fn run() -> Result<(), Cause> {
     let _context = CurrentContext::enter(&setup.driver, setup.device)?;
     setup.driver.ledger().set_timing(!setup.is_gpu());
     let repetitions = repetitions(REPETITIONS)?;
-    let cases = [Case::Requests(GROWTH_BYTES), Case::Requests(CHUNK_BYTES), Case::Elastic];
+    let cases = [
+        Case::Requests(GROWTH_BYTES),
+        Case::Requests(CHUNK_BYTES),
+        Case::Elastic(CHUNK_BYTES),
+        Case::Elastic(GROWTH_BYTES),
+    ];
     for case in cases {
         let row = compare(&setup, case, repetitions)?;
         let Row { case, time, pool_us, bare_us, ratio, .. } = &row;

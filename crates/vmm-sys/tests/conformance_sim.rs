@@ -97,7 +97,7 @@ rows! {
     d_v1 d_v2 d_v3 d_v4 d_v5 d_v6 d_v7
     d_k1
     d_n1 d_n2 d_n3 d_n4 d_n5 d_n6 d_n7 d_n8
-    d_n9 d_n10 d_n11 d_n12 d_n13 d_n14 d_n15 d_n16 d_n17
+    d_n9 d_n10 d_n11 d_n12 d_n13 d_n14 d_n15 d_n16 d_n17 d_n18
 }
 
 #[test]
@@ -106,6 +106,19 @@ fn every_row_exists_exactly_once() {
     assert_eq!(names, ALL, "the suite has the rows of the list, once each, in its order");
     let ids: BTreeSet<&str> = ROWS.iter().map(|row| row.id).collect();
     assert_eq!(ids.len(), ROWS.len(), "ids are unique");
+}
+
+/// What the simulated device is meant to answer where no GPU was asked: a call that waits for a held
+/// stream is in nobody else's way. Page-locked memory is freed there without waiting.
+#[test]
+fn calls_go_on_beside_a_thread_that_waits() {
+    let machine = machine();
+    let bench = bench(&machine);
+    let outcome = bench.run(select("d_n18")[0]);
+    let text = outcome.text();
+    let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+    assert_eq!(count(": does not wait, OK"), 3 * 13, "{text}");
+    assert_eq!(count("not asked, as the other thread does not wait"), 13, "{text}");
 }
 
 const DOCUMENT: &str = include_str!("../../../docs/DRIVER.md");

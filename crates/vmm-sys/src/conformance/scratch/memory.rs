@@ -117,6 +117,14 @@ impl Scratch<'_> {
         Ok(address)
     }
 
+    /// Makes page-locked memory and frees it at once (`cuMemHostAlloc`, `cuMemFreeHost`).
+    pub(crate) fn pinned_and_freed(&self, device: DeviceId) -> DriverResult<()> {
+        const BYTES: u64 = 4096;
+        let address = self.driver().host_alloc(device, BYTES)?;
+        // SAFETY: the address was given out by the line above, and nobody else knows it.
+        unsafe { self.driver().host_free(device, address) }
+    }
+
     // ---- the usual combinations ----
 
     /// A range of `bytes`, anywhere.
