@@ -65,6 +65,11 @@ impl Ground {
         self.peer
     }
 
+    /// The NUMA node of the host that memory sleeps on.
+    pub fn node(&self) -> u32 {
+        self.node
+    }
+
     /// The properties of host memory, if the driver has chunks of it.
     ///
     /// # Errors

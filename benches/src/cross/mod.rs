@@ -8,6 +8,7 @@ pub mod grants;
 mod ground;
 pub mod held;
 pub mod moves;
+mod pooled;
 mod row;
 pub mod sleep;
 

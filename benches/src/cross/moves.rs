@@ -12,6 +12,7 @@ use vmm_sys::{AccessGrant, ChunkProps, DeviceId};
 
 use super::ground::{map_all, unmap_all};
 use super::held::HeldStream;
+use super::pooled::PoolMove;
 use super::row::in_words;
 use super::{Anchor, Case, Ground, Rows};
 use crate::gpu::{self, Area};
@@ -39,11 +40,12 @@ pub fn measure(
         }
         let case = Case::in_chunks(bytes, chunk_bytes);
         let scene = Scene::new(ground, peer, &case)?;
+        let pool = PoolMove::new(ground, peer, &case)?;
         let sides: Vec<Run<'_>> = vec![
             Box::new(|| scene.bare_copy(WHOLE, bytes)),
             Box::new(|| scene.bare_copy("bare: copies by the chunk", chunk_bytes)),
             Box::new(|| scene.naive_swap()),
-            // The pool's own move is one side more, on an elastic buffer of the same chunks.
+            Box::new(|| pool.there()),
         ];
         let found = in_turns(repetitions, sides)?;
         rows.add(&case, found, |side| (side != WHOLE).then_some(WHOLE))?;

@@ -8,6 +8,7 @@ use vmm_sys::object::{Chunk, Event, Mapping, Range, Stream};
 use vmm_sys::{AccessGrant, ChunkProps};
 
 use super::ground::{map_all, unmap_all};
+use super::pooled::PoolSleep;
 use super::{Case, Ground, Rows};
 use crate::gpu::{self, Area};
 use crate::timed::{Parts, Run, in_turns};
@@ -29,16 +30,28 @@ pub fn measure(
     let mut rows = Rows::of_work(ground, "sleep", repetitions);
     let case = Case::in_chunks(bytes, chunk_bytes);
     let scene = Scene::new(ground, &case)?;
-    // The pool's own sleep and wake are one side more of each case.
-    let dropped: Vec<Run<'_>> = vec![Box::new(|| scene.dropped())];
-    rows.add(&case.clone().but("dropped"), in_turns(repetitions, dropped)?, |_| None)?;
+    {
+        let pool = PoolSleep::new(ground, &case, None)?;
+        let dropped: Vec<Run<'_>> =
+            vec![Box::new(|| scene.dropped()), Box::new(|| pool.sleep_and_wake())];
+        rows.add(&case.clone().but("dropped"), in_turns(repetitions, dropped)?, reference)?;
+    }
     if let Some(props) = ground.host_props()? {
         let host = Host::new(ground, &case, &props)?;
-        let kept: Vec<Run<'_>> = vec![Box::new(|| scene.kept(&host))];
-        let found = in_turns(repetitions, kept)?;
-        rows.add(&case.but("to the host"), found, |_| None)?;
+        let pool = PoolSleep::new(ground, &case, Some(ground.node()))?;
+        let kept: Vec<Run<'_>> =
+            vec![Box::new(|| scene.kept(&host)), Box::new(|| pool.sleep_and_wake())];
+        rows.add(&case.but("to the host"), in_turns(repetitions, kept)?, reference)?;
     }
     Ok(rows)
+}
+
+fn reference(side: &str) -> Option<&'static str> {
+    match side {
+        "pool: sleep" => Some("bare: sleep"),
+        "pool: wake" => Some("bare: wake"),
+        _ => None,
+    }
 }
 
 /// Addresses of the home that fall asleep.

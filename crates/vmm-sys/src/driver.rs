@@ -193,7 +193,8 @@ pub trait Driver: Send + Sync + Debug {
 
     // ---- copies and kernels ----
 
-    /// A synchronous copy or fill, with `device`'s context current.
+    /// A synchronous copy or fill on the legacy stream, with `device`'s context current. When it returns
+    /// the bytes are there for work of every stream.
     ///
     /// # Safety
     /// Host addresses in `transfer` are valid for its length; device addresses were given out by this

@@ -2,7 +2,7 @@
 
 use super::{Cuda, have};
 use crate::call::Call;
-use crate::error::DriverResult;
+use crate::error::{DriverResult, ResultCode};
 use crate::types::{DeviceId, StreamHandle, Transfer};
 
 impl Cuda {
@@ -40,7 +40,29 @@ impl Cuda {
                 unsafe { (entry.memset_d8)(dst, value, bytes) }
             }),
         }
+        .and_then(|()| self.finish(device, transfer))
         .map_err(|error| self.explain_transfer(error))
+    }
+
+    /// Some of the driver's synchronous calls return before the bytes are there: fills, copies
+    /// within a device, and copies from pageable memory, whose last part may still be in a staging
+    /// buffer (CUDA's "API synchronization behavior"). They run on the legacy stream, for which
+    /// streams that do not block never wait.
+    fn finish(&self, device: DeviceId, transfer: &Transfer) -> DriverResult<()> {
+        let call = match transfer {
+            Transfer::DeviceToHost { .. } => return Ok(()),
+            Transfer::HostToDevice { .. } => Call::MemcpyHtoD,
+            Transfer::DeviceToDevice { .. } => Call::MemcpyDtoD,
+            Transfer::Peer { .. } => Call::MemcpyPeer,
+            Transfer::Fill8 { .. } => Call::MemsetD8,
+        };
+        // A part of the call before, so it is not counted as one of its own.
+        // SAFETY: the legacy stream of the context that is current lives as long as the context.
+        let code = unsafe { (self.entry.stream_synchronize)(StreamHandle::LEGACY.0) };
+        match ResultCode(code) {
+            ResultCode::SUCCESS => Ok(()),
+            code => Err(self.refused(call, Some(device), code)),
+        }
     }
 
     /// # Safety
