@@ -15,6 +15,7 @@ use std::sync::{Arc, Weak};
 use vmm_sys::DeviceId;
 use vmm_sys::object::retry_failed_drops;
 
+use crate::carries;
 use crate::device::Device;
 use crate::elastic::commit::How;
 use crate::lane::{Wait, sweep, trim};
@@ -297,7 +298,8 @@ impl Climb {
         is_sure: bool,
     ) -> bool {
         let may_wait = request.may_wait() && self.restarts < RESTARTS_MAX;
-        if self.climbed >= OWN_RUNGS && !is_sure && may_wait {
+        // One that a callback makes may stand within an operation that has memory in hand itself.
+        if self.climbed >= OWN_RUNGS && !is_sure && may_wait && !carries::in_hand() {
             device.depot.carries.wait();
             self.restarts += 1;
             self.climbed = 0;

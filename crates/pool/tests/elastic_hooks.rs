@@ -198,3 +198,32 @@ fn callbacks_that_shrink_each_others_buffers_end() {
     drop(both);
     machine.end();
 }
+
+/// A callback for short memory that asks a lane for more, which is not to be had either. The growth that
+/// asked it has memory in hand meanwhile, and nobody must wait for that.
+#[test]
+fn a_callback_that_is_short_itself_is_told_so() {
+    let wanting: Arc<Mutex<Option<vmm_pool::Lane>>> = Arc::default();
+    let lane = wanting.clone();
+    let (refused, count) = (Arc::new(Mutex::new(0)), Arc::new(Mutex::new(0)));
+    let (said, asked) = (refused.clone(), count.clone());
+    let callback = move |_, _| {
+        *asked.lock().unwrap() += 1;
+        let lane = lane.lock().unwrap().clone();
+        let short = lane.is_some_and(|lane| lane.alloc(8 * G).is_err());
+        *said.lock().unwrap() += u32::from(short);
+        false
+    };
+    let machine = machine(1, |sim| sim.device_bytes(8 * G), |pool| pool.on_shortage(callback));
+    let stream = machine.stream(0);
+    *wanting.lock().unwrap() = Some(machine.pool.lane(&stream).unwrap());
+    let buffer = machine.buffer(0, 16 * G);
+    buffer.grow_to(2 * G).unwrap();
+    let error = buffer.grow_to(10 * G).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
+    assert_eq!(buffer.committed_bytes(), 2 * G);
+    assert!(*refused.lock().unwrap() > 0 && *count.lock().unwrap() > 0);
+    wanting.lock().unwrap().take();
+    drop((buffer, stream));
+    machine.end();
+}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use vmm_sys::object::{Event, Stream};
 use vmm_sys::{DeviceId, Driver, DriverResult};
 
-use crate::sync::Mutex;
+use crate::sync::{Mutex, thread};
 
 /// A stream, and an event for each copy.
 #[derive(Debug)]
@@ -20,6 +20,40 @@ pub(super) struct Copier {
 /// Copiers that are not in use.
 #[derive(Debug, Default)]
 pub(crate) struct Copiers(Mutex<Vec<Copier>>);
+
+impl Copier {
+    /// Waits until more than `passed` of the `copies` are done. Returns how many are. Asks, for whoever
+    /// waits in the driver may wait for somebody who waits for this thread.
+    pub(super) fn wait_beyond(&self, passed: usize, copies: usize) -> DriverResult<usize> {
+        let mut done = passed;
+        loop {
+            while done < copies && self.events[done].passed()? {
+                done += 1;
+            }
+            if done > passed || done == copies {
+                return Ok(done);
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// Waits until none of the `copies` is under way, or nothing can be known of them.
+    pub(super) fn settle(&self, copies: usize) {
+        // One that was never recorded has passed.
+        for copied in &self.events[..copies] {
+            let ended = loop {
+                match copied.passed() {
+                    Ok(false) => thread::yield_now(),
+                    other => break other,
+                }
+            };
+            if let Err(error) = ended {
+                tracing::warn!(%error, "the end of a move's copies is not known");
+                return;
+            }
+        }
+    }
+}
 
 impl Copiers {
     /// A copier of `device` with at least `copies` events.

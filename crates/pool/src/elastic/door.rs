@@ -1,9 +1,13 @@
 //! [`Door`]: what happens to uses that begin while the buffer's memory changes place.
 //!
-//! A move waits until no guard is alive, and then shuts the door. Whoever begins a use meanwhile
-//! is let in at once, its stream held by a latch until the memory stands at its new place
-//! (`cuStreamWaitValue32`, row D-V5): no thread waits. Where a stream cannot be held, as one that is
-//! being captured, or the host itself, the thread waits for as long as a move takes.
+//! A move waits until no guard is alive, shuts the door, and enqueues its copies. From then on
+//! whoever begins a use is let in at once, its stream held by a latch until the memory stands at its
+//! new place (`cuStreamWaitValue32`, row D-V5): no thread waits. Where a stream cannot be held, as one
+//! that is being captured, or the host itself, the thread waits for as long as a move takes.
+//!
+//! Nothing is enqueued while a stream is held: beside a `cuMemFree` of somebody, which waits for that
+//! stream, it would wait too, and the stream for it. Mapping calls and questions for events go on
+//! (row D-N18).
 //!
 //! While the move still waits for guards, threads that have one may begin more: what they are
 //! going to enqueue may depend on it. Others wait outside, so that guards which overlap do not keep
@@ -63,23 +67,15 @@ impl Latches {
         }
     }
 
-    fn put(&self, held: Held) {
+    pub(super) fn put(&self, held: Held) {
         self.0.lock().push(held);
     }
 }
 
-/// What a change does with those who begin a use meanwhile.
-#[derive(Debug)]
-pub(super) enum Closing {
-    Hold(Held),
-    Shut,
-}
-
-/// A door that is closed: dropping it opens it, and lets the streams go on.
+/// A door that is shut: dropping it opens it, and lets the streams go on.
 pub(super) struct Closed<'a> {
     uses: &'a Uses,
-    latches: &'a Latches,
-    held: Option<Held>,
+    held: Option<(Held, &'a Latches)>,
     /// What the buffer's earlier users have enqueued.
     pub(super) gates: Vec<Gate>,
     /// When it was closed.
@@ -91,22 +87,26 @@ impl Drop for Closed<'_> {
         let mut state = self.uses.state();
         state.door = Door::Open;
         drop(state);
-        if let Some(held) = self.held.take() {
+        if let Some((held, latches)) = self.held.take() {
             held.latch.open(held.turn);
-            self.latches.put(held);
+            latches.put(held);
         }
         self.uses.changed.notify_all();
     }
 }
 
+impl<'a> Closed<'a> {
+    /// From here on nobody waits outside: who begins a use is let in, and held by the latch.
+    pub(super) fn hold(&mut self, held: Held, latches: &'a Latches) {
+        self.uses.state().door = Door::Held(held.clone());
+        self.held = Some((held, latches));
+        self.uses.changed.notify_all();
+    }
+}
+
 impl Uses {
-    /// Waits until no guard is alive, `patience` at most, and closes the door.
-    pub(super) fn close<'a>(
-        &'a self,
-        latches: &'a Latches,
-        closing: Closing,
-        patience: Duration,
-    ) -> Result<Closed<'a>, Error> {
+    /// Waits until no guard is alive, `patience` at most, and shuts the door.
+    pub(super) fn close(&self, patience: Duration) -> Result<Closed<'_>, Error> {
         let deadline = Instant::now().checked_add(patience);
         let mut state = self.state();
         state.door = Door::Closing;
@@ -124,23 +124,13 @@ impl Uses {
                 let open_uses = state.open_count() as u64;
                 state.door = Door::Open;
                 drop(state);
-                if let Closing::Hold(held) = closing {
-                    latches.put(held);
-                }
                 self.changed.notify_all();
                 return Err(ElasticError::InUse { open_uses }.into());
             }
         }
-        let (door, held) = match closing {
-            Closing::Hold(held) => (Door::Held(held.clone()), Some(held)),
-            Closing::Shut => (Door::Shut, None),
-        };
-        state.door = door;
+        state.door = Door::Shut;
         let gates = state.gates();
-        drop(state);
-        // Who waited outside is let in, to be held.
-        self.changed.notify_all();
-        Ok(Closed { uses: self, latches, held, gates, since: Instant::now() })
+        Ok(Closed { uses: self, held: None, gates, since: Instant::now() })
     }
 
     /// Waits for as long as the calling thread may not begin a use. The latch is for its stream,

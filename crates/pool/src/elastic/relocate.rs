@@ -16,7 +16,7 @@ use vmm_sys::object::{Chunk, Latch, Mapping, Range, RelaxedCapture};
 use super::body::{Backing, Operation, Standing, State, Stuck};
 use super::commit::{How, Origin, Short, give_back};
 use super::copier::Copier;
-use super::door::{Closed, Closing};
+use super::door::{Closed, Held};
 use super::error::ElasticError;
 use super::hooks::{Cause, Phase};
 use crate::error::Error;
@@ -24,6 +24,9 @@ use crate::lane::{Asker, Wait, Waited};
 use crate::place::Place;
 use crate::places::Site;
 use crate::turn::Turn;
+
+/// The most chunks that are swapped together: others wait for their turn at the driver meanwhile.
+const BATCH_MAX: usize = 16;
 
 /// How the memory is to change place.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +86,26 @@ enum Stage {
     },
 }
 
+impl Leg {
+    fn take_old(&mut self) -> Option<Mapping> {
+        match std::mem::replace(&mut self.stage, Stage::Untouched) {
+            Stage::Old(mapping) => Some(mapping),
+            other => {
+                self.stage = other;
+                None
+            }
+        }
+    }
+}
+
+/// What an exchange needs, made before anybody is concerned.
+struct Tools {
+    copier: Copier,
+    /// Not where users wait instead.
+    held: Option<Held>,
+    _relaxed: RelaxedCapture,
+}
+
 impl Operation<'_> {
     /// Brings each of the slots that has memory to the place that is named for it. `publish` is
     /// called with the new state, under its lock.
@@ -133,26 +156,38 @@ impl Operation<'_> {
     /// Makes and maps the new chunks ahead; nobody is concerned yet.
     fn prepare(&self, targets: &[(u32, Place)], terms: &Terms) -> Result<Vec<Leg>, Error> {
         let body = self.0;
-        let chunk_bytes = body.shape.chunk_bytes;
         let bytes = self.bytes_of(targets.len());
-        let reserve = || Range::reserve(body.range.driver(), bytes, 0, 0);
-        let shadows = terms.turn.with(reserve)?;
+        let shadows = terms.turn.with(|| Range::reserve(body.range.driver(), bytes, 0, 0))?;
+        let mut supplies = Vec::with_capacity(targets.len());
         let mut shorts: BTreeMap<Place, Short> = BTreeMap::new();
-        let mut legs = Vec::with_capacity(targets.len());
-        let grants = body.grants();
-        for (index, &(slot, to)) in targets.iter().enumerate() {
+        let sites: Vec<_> = body.places.sites().collect();
+        let _carrying: Vec<_> = sites.iter().map(|site| site.depot.carries.begin()).collect();
+        for &(_, to) in targets {
             let short = shorts.entry(to).or_insert_with(|| {
                 let count = targets.iter().filter(|(_, place)| *place == to).count();
                 Short::new(self.bytes_of(count))
             });
             let how = How { place: to, turn: terms.turn, wait: terms.wait };
-            let offset = index as u64 * chunk_bytes;
-            match self.prepare_one((&shadows, offset), how, short, &grants) {
+            let supplied = body.places.site(to).and_then(|site| self.supply(&site, how, short));
+            match supplied {
+                Ok(supply) => supplies.push((to, supply)),
+                Err(error) => {
+                    self.hand_back(supplies, terms.turn);
+                    return Err(error);
+                }
+            }
+        }
+        let mut legs = Vec::with_capacity(targets.len());
+        let mut supplies = supplies.into_iter();
+        for (&(slot, _), (to, supply)) in targets.iter().zip(supplies.by_ref()) {
+            let offset = self.bytes_of(legs.len());
+            match self.prepare_one((&shadows, offset), to, supply, terms.turn) {
                 Ok((shadow, origin)) => {
                     legs.push(Leg { slot, to, origin, shadow, stage: Stage::Untouched });
                 }
                 Err(error) => {
                     self.give_up(legs, terms.turn);
+                    self.hand_back(supplies.collect(), terms.turn);
                     return Err(error);
                 }
             }
@@ -163,31 +198,39 @@ impl Operation<'_> {
     fn prepare_one(
         &self,
         (shadows, offset): (&Range, u64),
-        how: How,
-        short: &mut Short,
-        grants: &[AccessGrant],
+        to: Place,
+        (chunk, origin): (Arc<Chunk>, Origin),
+        turn: Turn,
     ) -> Result<(Mapping, Origin), Error> {
-        let site = self.0.places.site(how.place)?;
-        let _carrying = site.depot.carries.begin();
-        let (chunk, origin) = self.supply(&site, how, short)?;
+        let site = self.0.places.site(to)?;
         let kept = chunk.clone();
-        let mapped = how.turn.with(|| Mapping::map(shadows, offset, chunk));
+        let mapped = turn.with(|| Mapping::map(shadows, offset, chunk));
         let shadow = match mapped {
             Ok(shadow) => shadow,
             Err(error) => {
-                give_back(&site, kept, &origin, how.turn);
+                give_back(&site, kept, &origin, turn);
                 return Err(error.into());
             }
         };
         drop(kept);
         // All who have access, though only the copy needs it: granted once, the chunk costs a third
         // of it when it comes to the buffer's address.
-        if let Err(error) = how.turn.with(|| shadow.set_access(grants)) {
-            unmap_shadow(&site, shadow, &origin, how.turn);
+        let grants = self.0.grants();
+        if let Err(error) = turn.with(|| shadow.set_access(&grants)) {
+            unmap_shadow(&site, shadow, &origin, turn);
             return Err(error.into());
         }
-        self.expect(how.place, &site);
+        self.expect(to, &site);
         Ok((shadow, origin))
+    }
+
+    /// Gives chunks back that were not mapped.
+    fn hand_back(&self, supplies: Vec<(Place, (Arc<Chunk>, Origin))>, turn: Turn) {
+        for (to, (chunk, origin)) in supplies.into_iter().rev() {
+            if let Ok(site) = self.0.places.site(to) {
+                give_back(&site, chunk, &origin, turn);
+            }
+        }
     }
 
     /// Takes the new chunks away again.
@@ -221,33 +264,22 @@ impl Operation<'_> {
         terms: &Terms,
         publish: impl FnOnce(&mut State),
     ) -> Result<Moved, Error> {
-        let body = self.0;
-        let places = &body.places;
-        let driver = body.range.driver();
-        // Nothing that is made, recorded or asked from here on harms anybody's capture.
-        let ready = RelaxedCapture::enter(driver).and_then(|relaxed| {
-            Ok((relaxed, places.copiers.take(driver, body.home(), legs.len())?))
-        });
-        let (_relaxed, copier) = match ready {
-            Ok(ready) => ready,
-            Err(error) => {
-                self.give_up(legs, terms.turn);
-                return Err(error.into());
+        let places = &self.0.places;
+        let exchanged = self.ready(legs.len(), terms).and_then(|mut tools| {
+            let closed = self.exchange(&mut legs, &mut tools, terms.patience);
+            places.copiers.put(tools.copier);
+            if let Some(held) = tools.held {
+                places.latches.put(held);
             }
-        };
-        let exchanged = self.close(terms).and_then(|mut closed| {
-            self.exchange(&mut legs, &copier, &mut closed)?;
-            Ok(closed)
+            closed
         });
         let closed = match exchanged {
             Ok(closed) => closed,
             Err(error) => {
                 self.give_up(legs, terms.turn);
-                places.copiers.put(copier);
                 return Err(error);
             }
         };
-        places.copiers.put(copier);
         // Old chunks are in this thread's hands from the moment when they are not the buffer's.
         let sites: Vec<_> = places.sites().collect();
         let carrying: Vec<_> = sites.iter().map(|site| site.depot.carries.begin()).collect();
@@ -259,28 +291,39 @@ impl Operation<'_> {
         Ok(moved)
     }
 
-    /// Waits until nobody uses the buffer, and lets nobody in.
-    fn close(&self, terms: &Terms) -> Result<Closed<'_>, Error> {
+    /// Makes what the exchange needs. Nothing that is made, recorded or asked from here on harms
+    /// anybody's capture.
+    fn ready(&self, copies: usize, terms: &Terms) -> Result<Tools, Error> {
         let body = self.0;
-        let latches = &body.places.latches;
-        let closing = match terms.shut {
-            true => Closing::Shut,
-            false => Closing::Hold(
-                latches.take(|| Ok(Latch::create(body.range.driver(), body.home())?))?,
-            ),
+        let (places, driver, home) = (&body.places, body.range.driver(), body.home());
+        let _relaxed = RelaxedCapture::enter(driver)?;
+        let held = match terms.shut {
+            true => None,
+            false => Some(places.latches.take(|| Ok(Latch::create(driver, home)?))?),
         };
-        body.uses.close(latches, closing, terms.patience)
+        match places.copiers.take(driver, home, copies) {
+            Ok(copier) => Ok(Tools { _relaxed, copier, held }),
+            Err(error) => {
+                if let Some(held) = held {
+                    places.latches.put(held);
+                }
+                Err(error.into())
+            }
+        }
     }
 
-    /// Copies and swaps. After an error everything is as it was, and no copy is under way.
+    /// Copies and swaps, once nobody uses the buffer. After an error everything is as it was, and no
+    /// copy is under way.
     fn exchange(
         &self,
         legs: &mut [Leg],
-        copier: &Copier,
-        closed: &mut Closed<'_>,
-    ) -> Result<(), Error> {
+        tools: &mut Tools,
+        patience: Duration,
+    ) -> Result<Closed<'_>, Error> {
         let body = self.0;
-        self.follow_users(copier, closed)?;
+        let mut closed = body.uses.close(patience)?;
+        let copier = &tools.copier;
+        self.follow_users(copier, &mut closed)?;
         {
             let mut state = body.state();
             for leg in &mut *legs {
@@ -290,21 +333,21 @@ impl Operation<'_> {
             }
         }
         let done = copy(legs, copier).and_then(|()| {
-            let grants = body.grants();
-            legs.iter_mut().zip(&copier.events).try_for_each(|(leg, copied)| {
-                copied.wait()?;
-                self.swap(leg, &grants)
-            })
-        });
-        if let Err(error) = &done {
-            tracing::debug!(%error, "a move is taken back");
-            // No copy may be under way when its target goes.
-            if let Err(error) = copier.stream.synchronize() {
-                tracing::warn!(%error, "the end of a move's copies is not known");
+            if let Some(held) = tools.held.take() {
+                closed.hold(held, &body.places.latches);
             }
-            self.take_back(legs);
+            self.swap_all(legs, copier)
+        });
+        match done {
+            Ok(()) => Ok(closed),
+            Err(error) => {
+                tracing::debug!(%error, "a move is taken back");
+                // No copy may be under way when its target goes.
+                copier.settle(legs.len());
+                self.take_back(legs);
+                Err(error)
+            }
         }
-        done
     }
 
     /// The copies come after everything that the buffer's users have enqueued.
@@ -320,34 +363,53 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// Puts the new chunk of a leg where the old one stands. After an error the stage says how far
-    /// it came.
-    fn swap(&self, leg: &mut Leg, grants: &[AccessGrant]) -> Result<(), Error> {
-        let turn = Turn::Requester;
-        let old = match std::mem::replace(&mut leg.stage, Stage::Untouched) {
-            Stage::Old(mapping) => match turn.with(|| mapping.unmap()) {
-                Ok(chunk) => chunk,
-                Err((mapping, error)) => {
-                    leg.stage = Stage::Old(mapping);
-                    return Err(error.into());
-                }
-            },
-            other => {
-                leg.stage = other;
-                return Ok(());
-            }
-        };
-        match self.map(leg.slot, leg.shadow.chunk().clone()) {
-            Err(error) => {
-                leg.stage = Stage::Nothing(old);
-                Err(error.into())
-            }
-            Ok(mapping) => {
-                let granted = turn.with(|| mapping.set_access(grants));
-                leg.stage = Stage::New { mapping, old };
-                Ok(granted?)
+    /// Swaps the chunks as their copies end, as many together as have ended: each call waits for the
+    /// piece that a copy engine is working on, so that more of them would hold the swap up.
+    fn swap_all(&self, legs: &mut [Leg], copier: &Copier) -> Result<(), Error> {
+        let grants = self.0.grants();
+        let mut swapped = 0;
+        while swapped < legs.len() {
+            let copied = copier.wait_beyond(swapped, legs.len())?;
+            while swapped < copied {
+                let slots = legs[swapped..copied].iter().map(|leg| leg.slot);
+                let run = slots.zip(legs[swapped].slot..).take_while(|(slot, next)| slot == next);
+                let end = swapped + run.take(BATCH_MAX).count();
+                self.swap(&mut legs[swapped..end], &grants)?;
+                swapped = end;
             }
         }
+        Ok(())
+    }
+
+    /// Puts the new chunks of neighbouring legs where the old ones stand. After an error the stages
+    /// say how far they came.
+    fn swap(&self, legs: &mut [Leg], grants: &[AccessGrant]) -> Result<(), Error> {
+        let turn = Turn::Requester;
+        let old: Vec<Mapping> = legs.iter_mut().filter_map(Leg::take_old).collect();
+        match turn.with(|| Mapping::unmap_all(old)) {
+            Ok(chunks) => {
+                for (leg, chunk) in legs.iter_mut().zip(chunks) {
+                    leg.stage = Stage::Nothing(chunk);
+                }
+            }
+            Err((old, error)) => {
+                for (leg, mapping) in legs.iter_mut().zip(old) {
+                    leg.stage = Stage::Old(mapping);
+                }
+                return Err(error.into());
+            }
+        }
+        for leg in &mut *legs {
+            let mapping = self.map(leg.slot, leg.shadow.chunk().clone())?;
+            if let Stage::Nothing(old) = std::mem::replace(&mut leg.stage, Stage::Untouched) {
+                leg.stage = Stage::New { mapping, old };
+            }
+        }
+        let new = legs.iter().filter_map(|leg| match &leg.stage {
+            Stage::New { mapping, .. } => Some(mapping),
+            _ => None,
+        });
+        Ok(turn.with(|| Mapping::set_access_all(new, grants))?)
     }
 
     fn map(&self, slot: u32, chunk: Arc<Chunk>) -> vmm_sys::DriverResult<Mapping> {

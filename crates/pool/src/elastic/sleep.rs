@@ -11,7 +11,6 @@ use vmm_sys::object::RelaxedCapture;
 use super::ElasticBuffer;
 use super::body::{Backing, Operation, Standing, State, Stuck};
 use super::commit::{How, Origin, give_back};
-use super::door::Closing;
 use super::error::ElasticError;
 use super::hooks::{Cause, Phase};
 use super::relocate::{Left, Terms};
@@ -143,7 +142,7 @@ impl Operation<'_> {
         body.hooks.call(&change);
         let quiet = body
             .uses
-            .close(&body.places.latches, Closing::Shut, patience)
+            .close(patience)
             .and_then(|closed| wait_for(self, &closed.gates).map(|()| closed));
         let closed = match quiet {
             Ok(closed) => closed,

@@ -76,12 +76,79 @@ impl Mapping {
         {
             return Err((self, error));
         }
+        Ok(self.into_chunk())
+    }
+
+    /// Unmaps mappings that stand one behind the other, in one call (row D-U3): see
+    /// [`Mapping::unmap`]. Gives their chunks in the same order.
+    ///
+    /// # Errors
+    /// The driver's, with the mappings, which stand as before; invalid value, before any call, if
+    /// they are not neighbours in one range.
+    pub fn unmap_all(
+        mappings: Vec<Mapping>,
+    ) -> Result<Vec<Arc<Chunk>>, (Vec<Mapping>, DriverError)> {
+        let whole = match Mapping::whole(Call::MemUnmap, &mappings) {
+            Ok(whole) => whole,
+            Err(error) => return Err((mappings, error)),
+        };
+        if let Some((range, address, bytes)) = whole
+            && !range.driver().is_gone()
+            && let Err(error) = range.driver().unmap(address, bytes)
+        {
+            return Err((mappings, error));
+        }
+        Ok(mappings.into_iter().map(Mapping::into_chunk).collect())
+    }
+
+    /// Grants access to mappings that stand one behind the other, in one call (row D-A2): see
+    /// [`Mapping::set_access`].
+    ///
+    /// # Errors
+    /// The driver's; invalid value, before any call, if they are not neighbours in one range.
+    pub fn set_access_all<'a>(
+        mappings: impl IntoIterator<Item = &'a Mapping>,
+        grants: &[AccessGrant],
+    ) -> DriverResult<()> {
+        match Mapping::whole(Call::MemSetAccess, mappings)? {
+            Some((range, address, bytes)) => range.driver().set_access(address, bytes, grants),
+            None => Ok(()),
+        }
+    }
+
+    /// What neighbours cover together: range, first address, bytes. `None` of none.
+    fn whole<'a>(
+        call: Call,
+        mappings: impl IntoIterator<Item = &'a Mapping>,
+    ) -> DriverResult<Option<(Range, u64, u64)>> {
+        let mut whole: Option<(Range, u64, u64)> = None;
+        for mapping in mappings {
+            let Some((range, address, bytes)) = &mut whole else {
+                whole = Some((mapping.range.clone(), mapping.address, mapping.bytes()));
+                continue;
+            };
+            let next = *address + *bytes;
+            if mapping.address != next || mapping.range.address() != range.address() {
+                return Err(DriverError::new(call, ResultCode::INVALID_VALUE).because(
+                    format_args!(
+                        "{:#x} is not the neighbour of the mapping that ends at {next:#x}",
+                        mapping.address
+                    ),
+                ));
+            }
+            *bytes += mapping.bytes();
+        }
+        Ok(whole)
+    }
+
+    /// Takes the chunk out of a mapping that does not stand any more.
+    fn into_chunk(self) -> Arc<Chunk> {
         let mapping = ManuallyDrop::new(self);
         // SAFETY: `mapping` is never dropped, so each field is moved out exactly once.
         let (chunk, range) =
             unsafe { (std::ptr::read(&mapping.chunk), std::ptr::read(&mapping.range)) };
         drop(range);
-        Ok(chunk)
+        chunk
     }
 
     /// First address.
@@ -110,5 +177,60 @@ impl Drop for Mapping {
                 _keeps: (self.chunk.clone(), self.range.clone()),
             },
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Driver;
+    use crate::sim::{FaultPlan, Sim};
+    use crate::types::{ChunkProps, DeviceId};
+
+    const G: u64 = 2 << 20;
+    const HOME: DeviceId = DeviceId(0);
+
+    fn mapped(driver: &Arc<dyn Driver>, range: &Range, slot: u64) -> Mapping {
+        let chunk = Chunk::create(driver, G, &ChunkProps::on_device(HOME)).unwrap();
+        Mapping::map(range, slot * G, Arc::new(chunk)).unwrap()
+    }
+
+    #[test]
+    fn neighbours_are_granted_and_unmapped_in_one_call_each() {
+        let sim = Sim::builder().build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let range = Range::reserve(&driver, 4 * G, 0, 0).unwrap();
+        let mappings: Vec<Mapping> = (0..4).map(|slot| mapped(&driver, &range, slot)).collect();
+        let calls = driver.ledger().snapshot();
+        Mapping::set_access_all(&mappings[1..3], &[AccessGrant::read_write(HOME)]).unwrap();
+        range.fill(HOME, G, 2 * G, 7).unwrap();
+        assert!(range.fill(HOME, 0, G, 7).is_err(), "the first was not named");
+        sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemUnmap).once());
+        let (mappings, error) = Mapping::unmap_all(mappings).unwrap_err();
+        assert_eq!((mappings.len(), error.code()), (4, ResultCode::UNKNOWN));
+        let chunks = Mapping::unmap_all(mappings).unwrap();
+        let calls = driver.ledger().snapshot().since(&calls);
+        assert_eq!((calls.of(Call::MemSetAccess), calls.of(Call::MemUnmap)), (1, 2));
+        assert!(chunks.into_iter().all(|chunk| Arc::into_inner(chunk).is_some()));
+        drop(range);
+        sim.check_clean().unwrap();
+    }
+
+    #[test]
+    fn what_are_no_neighbours_is_refused_before_any_call() {
+        let sim = Sim::builder().build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let range = Range::reserve(&driver, 4 * G, 0, 0).unwrap();
+        let mappings = vec![mapped(&driver, &range, 0), mapped(&driver, &range, 2)];
+        let calls = driver.ledger().snapshot();
+        let grants = [AccessGrant::read_write(HOME)];
+        let refused = Mapping::set_access_all(&mappings, &grants).unwrap_err();
+        assert_eq!(refused.code(), ResultCode::INVALID_VALUE);
+        let (mappings, refused) = Mapping::unmap_all(mappings).unwrap_err();
+        assert_eq!(refused.code(), ResultCode::INVALID_VALUE);
+        assert_eq!(driver.ledger().snapshot().since(&calls).total(), 0);
+        assert!(Mapping::unmap_all(Vec::new()).unwrap().is_empty());
+        drop((mappings, range));
+        sim.check_clean().unwrap();
     }
 }
