@@ -146,7 +146,7 @@ fn a_move_that_fails_is_counted_and_leaves_the_buffer() {
     let rest = scene.buffer(FULL, 9, false);
     scene.pass(2000);
     let refused = vmm_sys::sim::FaultPlan::fail(vmm_sys::ResultCode::UNKNOWN);
-    scene.machine.sim.inject(refused.on(vmm_sys::Call::MemcpyDtoDAsync));
+    scene.machine.sim.inject(refused.on(vmm_sys::Call::EventRecord));
     let stats = scene.look();
     scene.machine.sim.clear_faults();
     assert_eq!((stats.moves, stats.failed, buffer.device()), (0, 1, FULL));

@@ -397,7 +397,7 @@ fn hooks_hear_of_a_move_while_uses_may_still_begin() {
     });
     let first = buffer.generation();
     buffer.migrate(AWAY).unwrap();
-    machine.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemcpyDtoDAsync).at(2));
+    machine.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::LaunchKernel).at(2));
     buffer.migrate(HOME).unwrap_err();
     let expected = [
         (Phase::Before, Cause::Move, first, 2 * G),
@@ -417,7 +417,7 @@ fn moves_that_nobody_has_begun_end_with_the_pool() {
     let (busy, waiting) = (builder.clone().build().unwrap(), builder.build().unwrap());
     busy.grow_to(G).unwrap();
     waiting.grow_to(G).unwrap();
-    let slow = FaultPlan::delay_real(Duration::from_millis(100)).on(Call::MemcpyDtoDAsync).once();
+    let slow = FaultPlan::delay_real(Duration::from_millis(100)).on(Call::LaunchKernel).once();
     sim.inject(slow);
     let under_way = busy.migrate_async(AWAY).unwrap();
     while !matches!(under_way.state(), MigrationState::Moving) {

@@ -15,6 +15,8 @@ use crate::sync::{Mutex, thread};
 pub(super) struct Copier {
     pub(super) stream: Stream,
     pub(super) events: Vec<Event>,
+    /// Whether kernels can copy.
+    pub(super) has_kernels: bool,
 }
 
 /// Copiers that are not in use.
@@ -70,7 +72,17 @@ impl Copiers {
         };
         let mut copier = match spare {
             Some(copier) => copier,
-            None => Copier { stream: Stream::create(driver, device)?, events: Vec::new() },
+            None => {
+                let stream = Stream::create(driver, device)?;
+                let has_kernels = match stream.load_kernels() {
+                    Ok(()) => true,
+                    Err(error) => {
+                        tracing::debug!(%error, "moves copy without kernels");
+                        false
+                    }
+                };
+                Copier { stream, events: Vec::new(), has_kernels }
+            }
         };
         while copier.events.len() < copies {
             match Event::create(driver, device) {

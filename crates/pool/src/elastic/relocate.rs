@@ -28,6 +28,9 @@ use crate::turn::Turn;
 /// The most chunks that are swapped together: others wait for their turn at the driver meanwhile.
 const BATCH_MAX: usize = 16;
 
+/// The longest chunk that is copied by a kernel.
+const KERNEL_BYTES_MAX: u64 = 64 << 20;
+
 /// How the memory is to change place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
@@ -363,8 +366,7 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// Swaps the chunks as their copies end, as many together as have ended: each call waits for the
-    /// piece that a copy engine is working on, so that more of them would hold the swap up.
+    /// Swaps the chunks as their copies end, as many together as have ended.
     fn swap_all(&self, legs: &mut [Leg], copier: &Copier) -> Result<(), Error> {
         let grants = self.0.grants();
         let mut swapped = 0;
@@ -532,10 +534,21 @@ impl Operation<'_> {
 }
 
 /// Enqueues the copy of each leg, and the event after it.
+///
+/// Mapping calls wait for copy engines, so that a swap beside them holds the users up for twice the copy;
+/// they do not wait for a kernel, which reaches the links' speed too. It does not reach the host's,
+/// and for long chunks the few swaps matter less than the engines' small lead (docs/DRIVER.md).
 fn copy(legs: &[Leg], copier: &Copier) -> Result<(), Error> {
     for (leg, copied) in legs.iter().zip(&copier.events) {
         if let Stage::Old(old) = &leg.stage {
-            leg.shadow.copy_from(old, &copier.stream)?;
+            let on_devices = [old, &leg.shadow]
+                .iter()
+                .all(|it| Place::of(it.chunk().props()).device().is_some());
+            if copier.has_kernels && on_devices && old.bytes() <= KERNEL_BYTES_MAX {
+                leg.shadow.copy_from_by_kernel(old, &copier.stream)?;
+            } else {
+                leg.shadow.copy_from(old, &copier.stream)?;
+            }
         }
         copied.record(&copier.stream)?;
     }

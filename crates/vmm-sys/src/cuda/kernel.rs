@@ -14,7 +14,7 @@ const PTX: &CStr = match CStr::from_bytes_with_nul(PTX_BYTES) {
 };
 
 /// The entry names of the PTX text, in the order of [`Probes::functions`].
-const NAMES: [&CStr; 4] = [c"fill_words", c"copy_words", c"check_words", c"spin"];
+const NAMES: [&CStr; 5] = [c"fill_words", c"copy_words", c"check_words", c"spin", c"copy_quads"];
 
 const THREADS: u32 = 256;
 /// A few blocks for each multiprocessor of any GPU; the loops stride over the rest.
@@ -52,6 +52,16 @@ impl From<&ProbeKernel> for Launch {
                 threads: THREADS,
                 arguments: [dst, words, value.into(), 0],
             },
+            ProbeKernel::CopyWords { dst, src, words }
+                if (dst | src).is_multiple_of(16) && words.is_multiple_of(4) =>
+            {
+                Launch {
+                    function: 4,
+                    blocks: over(words / 4),
+                    threads: THREADS,
+                    arguments: [dst, src, words / 4, 0],
+                }
+            }
             ProbeKernel::CopyWords { dst, src, words } => Launch {
                 function: 1,
                 blocks: over(words),
@@ -194,6 +204,12 @@ mod tests {
         let fill = |words| Launch::from(&ProbeKernel::FillWords { dst: 0, words, value: 0 }).blocks;
         assert_eq!([fill(0), fill(1), fill(256), fill(257)], [1, 1, 1, 2]);
         assert_eq!(fill(u64::MAX), 1024);
+        let copy = |dst, src, words| Launch::from(&ProbeKernel::CopyWords { dst, src, words });
+        for (dst, src, words) in [(16, 32, 6), (8, 32, 8), (16, 4, 8)] {
+            assert_eq!(copy(dst, src, words).function, 1, "no whole quads");
+        }
+        let quads = copy(16, 32, 8);
+        assert_eq!((quads.function, quads.arguments), (4, [16, 32, 2, 0]));
         let spin = |busy_us| Launch::from(&ProbeKernel::Spin { busy_us, done: 0 }).arguments[0];
         assert_eq!([spin(5), spin(u64::MAX)], [5_000, 2_000_000_000]);
     }

@@ -48,6 +48,26 @@ impl Mapping {
     /// # Errors
     /// The driver's; invalid value, before any call, if the lengths or the drivers differ.
     pub fn copy_from(&self, source: &Mapping, stream: &Stream) -> DriverResult<()> {
+        self.check_copy(source, stream)?;
+        // SAFETY: both addresses are mapped by this driver for the whole length, as each mapping
+        // covers its chunk.
+        unsafe { stream.copy(self.address, source.address, self.bytes()) }
+    }
+
+    /// The same by a kernel of the stream's device, not by its copy engines: a little slower, but
+    /// mapping calls do not wait for it (docs/DRIVER.md). An address without access faults the
+    /// context (row D-M6) instead of being refused.
+    ///
+    /// # Errors
+    /// As [`Mapping::copy_from`]; that this driver has no kernels.
+    pub fn copy_from_by_kernel(&self, source: &Mapping, stream: &Stream) -> DriverResult<()> {
+        self.check_copy(source, stream)?;
+        let (dst, src, words) = (self.address, source.address, self.bytes() / 4);
+        // SAFETY: as above; a chunk is a whole number of words.
+        unsafe { stream.copy_words(dst, src, words) }
+    }
+
+    fn check_copy(&self, source: &Mapping, stream: &Stream) -> DriverResult<()> {
         let drivers = [source.range.driver(), stream.driver()];
         let strange = drivers.iter().any(|it| !same_driver(it, self.range.driver()));
         if strange || source.bytes() != self.bytes() {
@@ -60,9 +80,7 @@ impl Mapping {
                 self.address
             )));
         }
-        // SAFETY: both addresses are mapped by this driver for the whole length, as each mapping
-        // covers its chunk.
-        unsafe { stream.copy(self.address, source.address, self.bytes()) }
+        Ok(())
     }
 
     /// Unmaps (`cuMemUnmap`) and gives the chunk back. Does not wait for the GPU: the caller knows

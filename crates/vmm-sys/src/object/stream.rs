@@ -8,7 +8,7 @@ use super::Event;
 use super::thread::ThreadKey;
 use crate::driver::Driver;
 use crate::error::DriverResult;
-use crate::types::{CaptureInfo, DeviceId, StreamHandle, StreamId, Transfer};
+use crate::types::{CaptureInfo, DeviceId, ProbeKernel, StreamHandle, StreamId, Transfer};
 
 /// A stream of one device. Clones share it.
 ///
@@ -253,5 +253,30 @@ impl Stream {
         // SAFETY: `self` owns a live handle; the addresses are the driver's by this function's own
         // condition.
         unsafe { self.0.driver.copy_async(self.0.device, &transfer, self.handle_here()) }
+    }
+
+    /// Enqueues a kernel that copies `words` words of 4 bytes from `src` to `dst`.
+    ///
+    /// # Safety
+    /// As [`Stream::fill`], for both addresses; the stream's device has access to both, else the
+    /// kernel faults its context (row D-M6).
+    ///
+    /// # Errors
+    /// The driver's.
+    pub unsafe fn copy_words(&self, dst: u64, src: u64, words: u64) -> DriverResult<()> {
+        let kernel = ProbeKernel::CopyWords { dst, src, words };
+        // SAFETY: `self` owns a live handle; the addresses are the driver's by this function's own
+        // condition.
+        unsafe { self.0.driver.launch(self.0.device, &kernel, self.handle_here()) }
+    }
+
+    /// Enqueues a kernel that does nothing, so that the driver has loaded what
+    /// [`Stream::copy_words`] needs: a first load may take milliseconds.
+    ///
+    /// # Errors
+    /// The driver's: it cannot launch kernels.
+    pub fn load_kernels(&self) -> DriverResult<()> {
+        // SAFETY: no word is read or written.
+        unsafe { self.copy_words(0, 0, 0) }
     }
 }
