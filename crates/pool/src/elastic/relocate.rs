@@ -70,6 +70,7 @@ pub struct Moved {
 /// One chunk on its way to another place.
 struct Leg {
     slot: u32,
+    from: Place,
     to: Place,
     origin: Origin,
     /// The new chunk, at an address of the move's own.
@@ -90,6 +91,13 @@ enum Stage {
 }
 
 impl Leg {
+    fn old(&self) -> Option<&Mapping> {
+        match &self.stage {
+            Stage::Old(mapping) => Some(mapping),
+            _ => None,
+        }
+    }
+
     fn take_old(&mut self) -> Option<Mapping> {
         match std::mem::replace(&mut self.stage, Stage::Untouched) {
             Stage::Old(mapping) => Some(mapping),
@@ -186,7 +194,7 @@ impl Operation<'_> {
             let offset = self.bytes_of(legs.len());
             match self.prepare_one((&shadows, offset), to, supply, terms.turn) {
                 Ok((shadow, origin)) => {
-                    legs.push(Leg { slot, to, origin, shadow, stage: Stage::Untouched });
+                    legs.push(Leg { slot, from: to, to, origin, shadow, stage: Stage::Untouched });
                 }
                 Err(error) => {
                     self.give_up(legs, terms.turn);
@@ -331,15 +339,16 @@ impl Operation<'_> {
             let mut state = body.state();
             for leg in &mut *legs {
                 if let Some(mapping) = state.pieces.get_mut(&leg.slot).and_then(Standing::take) {
+                    leg.from = Place::of(mapping.chunk().props());
                     leg.stage = Stage::Old(mapping);
                 }
             }
         }
-        let done = copy(legs, copier).and_then(|()| {
+        let done = copy(legs, copier).and_then(|ends| {
             if let Some(held) = tools.held.take() {
                 closed.hold(held, &body.places.latches);
             }
-            self.swap_all(legs, copier)
+            self.swap_all(legs, &ends, copier)
         });
         match done {
             Ok(()) => Ok(closed),
@@ -367,11 +376,12 @@ impl Operation<'_> {
     }
 
     /// Swaps the chunks as their copies end, as many together as have ended.
-    fn swap_all(&self, legs: &mut [Leg], copier: &Copier) -> Result<(), Error> {
+    fn swap_all(&self, legs: &mut [Leg], ends: &[usize], copier: &Copier) -> Result<(), Error> {
         let grants = self.0.grants();
-        let mut swapped = 0;
-        while swapped < legs.len() {
-            let copied = copier.wait_beyond(swapped, legs.len())?;
+        let (mut swapped, mut done) = (0, 0);
+        while done < ends.len() {
+            done = copier.wait_beyond(done, ends.len())?;
+            let copied = ends[done - 1];
             while swapped < copied {
                 let slots = legs[swapped..copied].iter().map(|leg| leg.slot);
                 let run = slots.zip(legs[swapped].slot..).take_while(|(slot, next)| slot == next);
@@ -533,26 +543,48 @@ impl Operation<'_> {
     }
 }
 
-/// Enqueues the copy of each leg, and the event after it.
+/// Enqueues the copies of all legs, some together, and an event after each. Returns where each ends.
 ///
 /// Mapping calls wait for copy engines, so that a swap beside them holds the users up for twice the copy;
 /// they do not wait for a kernel, which reaches the links' speed too. It does not reach the host's,
 /// and for long chunks the few swaps matter less than the engines' small lead (docs/DRIVER.md).
-fn copy(legs: &[Leg], copier: &Copier) -> Result<(), Error> {
-    for (leg, copied) in legs.iter().zip(&copier.events) {
-        if let Stage::Old(old) = &leg.stage {
-            let on_devices = [old, &leg.shadow]
-                .iter()
-                .all(|it| Place::of(it.chunk().props()).device().is_some());
-            if copier.has_kernels && on_devices && old.bytes() <= KERNEL_BYTES_MAX {
-                leg.shadow.copy_from_by_kernel(old, &copier.stream)?;
-            } else {
-                leg.shadow.copy_from(old, &copier.stream)?;
-            }
+fn copy(legs: &[Leg], copier: &Copier) -> Result<Vec<usize>, Error> {
+    let by_kernel = |leg: &Leg| {
+        copier.has_kernels
+            && leg.shadow.bytes() <= KERNEL_BYTES_MAX
+            && leg.from.device().is_some()
+            && leg.to.device().is_some()
+    };
+    let mut ends = Vec::new();
+    let mut copied = copier.events.iter();
+    let mut start = 0;
+    while start < legs.len() {
+        let first = &legs[start];
+        let together = legs[start..]
+            .iter()
+            .zip(first.slot..)
+            .take_while(|(leg, slot)| leg.slot == *slot && by_kernel(leg) == by_kernel(first));
+        let end = start + together.take(together_max(start, legs.len() - start)).count();
+        let to = legs[start..end].iter().map(|leg| &leg.shadow);
+        let from = legs[start..end].iter().filter_map(Leg::old);
+        match by_kernel(first) {
+            true => Mapping::copy_all_by_kernel(to, from, &copier.stream)?,
+            false => Mapping::copy_all(to, from, &copier.stream)?,
         }
-        copied.record(&copier.stream)?;
+        // There is one for each leg.
+        if let Some(copied) = copied.next() {
+            copied.record(&copier.stream)?;
+        }
+        ends.push(end);
+        start = end;
     }
-    Ok(())
+    Ok(ends)
+}
+
+/// How many chunks are copied together, after `before` others and of as many as are `left`: few at
+/// first, so that the swaps begin early, and few in the end, so that little is left to swap.
+fn together_max(before: usize, left: usize) -> usize {
+    before.clamp(1, 4).min((left / 2).max(1))
 }
 
 fn unmap_shadow(site: &Site<'_>, shadow: Mapping, origin: &Origin, turn: Turn) {
@@ -562,5 +594,29 @@ fn unmap_shadow(site: &Site<'_>, shadow: Mapping, origin: &Origin, turn: Turn) {
             tracing::warn!(%error, "an address of a move could not be unmapped; tried again later");
             site.depot.leaving.add(std::iter::once(shadow), Vec::new());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::together_max;
+
+    #[test]
+    fn few_chunks_are_copied_together_at_first_and_in_the_end() {
+        let groups = |legs: usize| {
+            let mut groups = Vec::new();
+            let mut before = 0;
+            while before < legs {
+                let group = together_max(before, legs - before);
+                assert!((1..=legs - before).contains(&group));
+                groups.push(group);
+                before += group;
+            }
+            groups
+        };
+        assert_eq!(groups(1), [1]);
+        assert_eq!(groups(3), [1, 1, 1]);
+        assert_eq!(groups(16), [1, 1, 2, 4, 4, 2, 1, 1]);
+        assert_eq!(groups(32).iter().filter(|group| **group == 4).count(), 6);
     }
 }
