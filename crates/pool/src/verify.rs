@@ -72,6 +72,9 @@ fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
 fn lane(state: &LaneState) -> Result<(), String> {
     state.heap.verify().map_err(|text| format!("I7: {text}"))?;
     state.region.verify().map_err(|text| format!("I4: {text}"))?;
+    if !state.figures.are(state.live.asked_bytes, state.region.mapped_bytes()) {
+        return Err(format!("I33: {:?} is told, not {:?}", state.figures, state.live));
+    }
     if let Some(guards) = &state.guards {
         guards.verify(&state.region).map_err(|text| format!("I31: {text}"))?;
     }

@@ -53,6 +53,11 @@ impl Limbo {
         self.retired.len() + self.retired_in_hand
     }
 
+    /// Whether there is anything for a sweep to look at.
+    pub(super) fn has_entries(&self) -> bool {
+        !(self.parked.is_empty() && self.retired.is_empty())
+    }
+
     /// Whether entries are in the hands of a sweep.
     pub(super) fn is_in_hand(&self) -> bool {
         self.parked_in_hand + self.retired_in_hand > 0
@@ -219,7 +224,7 @@ fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return Pass::default() };
         let limbo = &mut state.limbo;
-        if limbo.parked.is_empty() && limbo.retired.is_empty() {
+        if !limbo.has_entries() {
             return Pass::default();
         }
         let (parked, retired) =

@@ -10,6 +10,7 @@
 mod claim;
 mod close;
 mod divert;
+mod figures;
 mod gate;
 mod grow;
 mod guard;
@@ -31,6 +32,7 @@ use vmm_sys::{DeviceId, process};
 
 pub(crate) use close::{close, gate_for_good, retire, trim, trim_if_idle};
 pub(crate) use divert::undivert;
+pub(crate) use figures::Figures;
 pub(crate) use gate::{Asker, Gate, Pending, Waited, is_captured, record};
 pub(crate) use limbo::{Wait, free_special, sweep};
 
@@ -58,6 +60,7 @@ pub(crate) struct LaneCell {
     /// Where the directory finds it.
     number: u32,
     state: CachePadded<BiasedMutex<Option<LaneState>>>,
+    figures: CachePadded<Figures>,
 }
 
 /// A lane's state under its lock.
@@ -83,6 +86,8 @@ pub(crate) struct LaneState {
     pub(crate) heap: Heap,
     pub(crate) region: Region,
     pub(crate) live: Live,
+    /// Where others read what is alive.
+    pub(crate) figures: &'static Figures,
     /// The peak of live bytes before the statistics began a new one.
     pub(crate) earlier_peak_bytes: u64,
     /// What the lane's stream had to do when it was last asked, for [`thrift`].
@@ -147,7 +152,11 @@ impl fmt::Debug for LaneState {
 impl LaneCell {
     /// A shell without a lane; the directory makes them.
     pub(crate) fn vacant(number: u32) -> LaneCell {
-        LaneCell { number, state: CachePadded::new(BiasedMutex::new(None)) }
+        LaneCell {
+            number,
+            state: CachePadded::new(BiasedMutex::new(None)),
+            figures: CachePadded::default(),
+        }
     }
 
     pub(crate) fn number(&self) -> u32 {
@@ -169,10 +178,14 @@ impl LaneCell {
         let guards = (device.plan.debug_mode == DebugMode::Guard).then(Box::default);
         let special = guards.is_some() || stream.is_per_thread();
         let home = Home { device: device.plan.device, special };
+        let vacant = VACANT.lock().pop();
+        let cell = vacant.unwrap_or_else(directory::new_shell);
+        cell.figures.tell_live(0);
         let state = LaneState {
             id,
             heap: Heap::new(HeapConfig { placement: device.plan.placement, ..Default::default() }),
-            region: Region::new(device.plan.granularity_bytes),
+            region: Region::new(device.plan.granularity_bytes, &cell.figures),
+            figures: &cell.figures,
             live: Live::default(),
             earlier_peak_bytes: 0,
             mark: None,
@@ -194,8 +207,6 @@ impl LaneCell {
             stream,
             is_listed: false,
         };
-        let vacant = VACANT.lock().pop();
-        let cell = vacant.unwrap_or_else(directory::new_shell);
         *cell.lock() = Some(state);
         LaneRef { cell, id }
     }
@@ -214,6 +225,7 @@ impl LaneState {
         live.asked_bytes += bytes;
         live.block_bytes += block.bytes;
         live.peak_asked_bytes = live.peak_asked_bytes.max(live.asked_bytes);
+        self.figures.tell_live(live.asked_bytes);
         if let Some(trace) = &self.trace {
             trace.alloc(block.offset, bytes);
         }
@@ -266,6 +278,7 @@ impl LaneState {
         self.live.buffers -= 1;
         // Less is counted only if a buffer's address was freed as if it were a raw block's.
         self.live.asked_bytes = self.live.asked_bytes.saturating_sub(bytes);
+        self.figures.tell_live(self.live.asked_bytes);
     }
 
     /// Whether `stream` is another one than the lane's, so that memory it uses has to wait for it.
