@@ -11,8 +11,9 @@ use super::claim::{Claim, act, claim, grant_again, hand_back, split};
 use super::gate::is_captured;
 use super::guard::Guards;
 use super::report::out_of_memory;
+use super::survey::{Found, Surveyed, Terms, survey};
 use super::thrift::{Lack, Thrift};
-use super::window::{Window, choose_window, runs};
+use super::window::reserve;
 use super::{Lane, LaneState, Wait, sweep};
 use crate::buffer::Buffer;
 use crate::capture;
@@ -20,13 +21,10 @@ use crate::carries::Carrying;
 use crate::depot::Shortage;
 use crate::device::Device;
 use crate::error::Error;
-use crate::growth::{self, Piece, Source, Supply};
+use crate::growth::Source;
 use crate::idle;
 use crate::ladder::{Climb, Rung};
-use crate::region::Region;
 use crate::request::Request;
-use crate::stock::Stock;
-use crate::sync::MutexGuard;
 use crate::turn::Turn;
 
 /// Rounds of reserve, race and retry before a request gives up: far more than can be needed.
@@ -261,112 +259,6 @@ fn plan<'a>(
     Planned::Claim(claim(state, miss, &window, &pieces, &keys, &mut take), carrying)
 }
 
-/// What a request may draw on beside its lane's own chunks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
-    /// Slots that may be created.
-    pub(super) create_slots: u64,
-    /// Whether the stock may be used.
-    pub(super) with_stock: bool,
-    /// Create no more than is missing.
-    pub(super) exact: bool,
-    /// Whether the lane's own chunks may move to other addresses.
-    pub(super) may_move: bool,
-    /// What is alive in the device's other lanes.
-    pub(super) elsewhere_bytes: u64,
-    /// Bytes of the stock that the soft limit does not count: they were made ahead of need.
-    pub(super) shelf_bytes: u64,
-}
-
-/// Where a missing block would go, and what would bring memory there.
-pub(super) struct Found {
-    window: Window,
-    pieces: Vec<Piece>,
-    /// Of the lane's free chunks, for the pieces that name one.
-    keys: Vec<u32>,
-    /// What is to be made beyond the soft limit.
-    beyond: Lack,
-}
-
-pub(super) enum Surveyed<'a> {
-    /// It can be served, as long as the stock stays locked.
-    Found(Found, MutexGuard<'a, Stock>),
-    /// Addresses are missing.
-    NoAddresses,
-    /// Memory is missing.
-    Short,
-}
-
-/// Looks how a miss could be served, and changes nothing.
-pub(super) fn survey<'a>(
-    state: &LaneState,
-    device: &'a Device,
-    miss: &Miss,
-    request: &Request,
-    terms: Terms,
-) -> Surveyed<'a> {
-    let region = &state.region;
-    let slot_bytes = region.slot_bytes();
-    let window = match &state.guards {
-        None => choose_window(region, &state.heap, miss),
-        Some(guards) => guards.choose_window(region, miss),
-    };
-    let Some(window) = window else { return Surveyed::NoAddresses };
-    let mut runs = runs(region, &window);
-    let live_bytes = state.live.asked_bytes + request.bytes();
-    let peak_live = state.peak_live_bytes().max(live_bytes);
-    let soft = soft_slots(device, peak_live.max(live_bytes + terms.elsewhere_bytes), terms);
-    let needed = u64::from(window.missing_slots);
-    let mut chunk_bytes = growth::chunk_bytes(&device.plan, peak_live);
-    if state.guards.is_some() {
-        // As few mappings as can be, and none that reaches into the gap.
-        chunk_bytes = device.plan.chunk_max_bytes;
-        runs.iter_mut().for_each(|run| run.spare_slots = 0);
-    }
-    let chunk_slots = (chunk_bytes / slot_bytes) as u32;
-    // Looked for only where they may be needed: it walks the whole heap.
-    let is_short = soft < needed + u64::from(chunk_slots) || terms.create_slots < needed;
-    let keys = if is_short && terms.may_move && state.may_move() {
-        state.free_chunks(window.first_slot, window.end_slot)
-    } else {
-        Vec::new()
-    };
-    let length = |key: &u32| region.placed_at(*key).map_or(0, |placed| placed.slots);
-    let free_chunks = keys.iter().map(length).collect();
-    let stock = device.depot.stock.lock();
-    let shelves = stock.counts(&device.plan.props).filter(|_| terms.with_stock);
-    let supply = Supply {
-        stock: shelves.map(|(b, n)| ((b / slot_bytes) as u32, n as u32)).collect(),
-        free_chunks,
-        create_slots: terms.create_slots,
-        soft_slots: soft,
-        chunk_slots,
-        exact: terms.exact || state.guards.is_some(),
-    };
-    match growth::cover(&runs, supply) {
-        Some(pieces) => {
-            let created = pieces.iter().filter(|piece| piece.source == Source::Create);
-            let chunk_slots = created.clone().map(|piece| piece.slots).max().unwrap_or(0);
-            let created: u64 = created.map(|piece| u64::from(piece.slots)).sum();
-            let beyond = Lack {
-                bytes: created.saturating_sub(soft) * slot_bytes,
-                chunk_slots,
-                window: (window.first_slot, window.end_slot),
-            };
-            Surveyed::Found(Found { window, pieces, keys, beyond }, stock)
-        }
-        None => Surveyed::Short,
-    }
-}
-
-/// Slots that may be created within the soft limit, which goes by all lanes together.
-fn soft_slots(device: &Device, live_bytes: u64, terms: Terms) -> u64 {
-    let peak_bytes = device.peak_live_bytes().max(live_bytes);
-    let held_bytes = device.held_for_lanes_bytes(terms.shelf_bytes);
-    let bytes = growth::soft_allowance_bytes(device.plan.soft_limit, peak_bytes, held_bytes);
-    bytes / device.plan.granularity_bytes
-}
-
 /// Makes the brought memory part of the heap and serves the request from it; gives the claim back
 /// if the device's policy has changed since the memory was granted.
 fn publish(
@@ -414,35 +306,4 @@ fn publish(
         // again instead of losing what was brought.
         Err(_) => lost,
     })
-}
-
-/// Reserves more addresses: twice what the lane has, down to what the missing block needs.
-fn reserve(lane: &Lane, miss: &Miss) -> Result<(), Error> {
-    let plan = &lane.device.plan;
-    let (hint, reserved, first, need_bytes) = {
-        let mut guard = lane.cell.lock();
-        let state = lane.state(&mut guard)?;
-        // There may be many graphs, and each holds little.
-        let first = if state.is_private { plan.align_max_bytes * 32 } else { plan.reserve_bytes };
-        let region = &state.region;
-        let gaps_bytes = if state.guards.is_some() { 2 * region.slot_bytes() } else { 0 };
-        (region.next_address(), region.reserved_bytes(), first, miss.bytes + gaps_bytes)
-    };
-    let min_bytes = need_bytes.next_multiple_of(plan.granularity_bytes);
-    let wish = reserved.max(first);
-    let align_bytes = plan.align_max_bytes;
-    let range = Region::reserve(&lane.device.driver, min_bytes, wish, align_bytes, hint);
-    let mut guard = lane.cell.lock();
-    let state = lane.state(&mut guard)?;
-    let range = match range {
-        Ok(range) => range,
-        Err(cause) if !cause.is_out_of_addresses() => return Err(Error::Driver(cause)),
-        // Those that there are come round sooner.
-        Err(_) if state.guards.as_mut().is_some_and(|guards| guards.pack()) => return Ok(()),
-        Err(cause) => return Err(Error::OutOfAddresses { bytes: min_bytes, cause }),
-    };
-    state.list_range(lane.cell, range.address(), range.bytes())?;
-    // Real addresses are aligned to `align_bytes`; a placement may want more of logical ones.
-    state.region.add_segment(range, need_bytes, miss.align.max(align_bytes));
-    Ok(())
 }

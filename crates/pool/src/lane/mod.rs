@@ -18,15 +18,15 @@ mod limbo;
 mod marks;
 pub(crate) mod raw;
 mod report;
+mod shell;
+mod survey;
 mod thrift;
 mod window;
 
 use std::fmt;
 use std::sync::Arc;
 
-use crossbeam::utils::CachePadded;
-use vmm_heap::{Heap, HeapConfig};
-use vmm_lock::BiasedMutex;
+use vmm_heap::Heap;
 use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, process};
 
@@ -35,46 +35,25 @@ pub(crate) use divert::undivert;
 pub(crate) use figures::Figures;
 pub(crate) use gate::{Asker, Gate, Pending, Waited, is_captured, record};
 pub(crate) use limbo::{Wait, free_special, sweep};
+pub(crate) use shell::LaneCell;
 
 use crate::buffer::{Buffer, Home};
-use crate::config::{DebugMode, Plan};
+use crate::config::Plan;
 use crate::device::Device;
-use crate::directory;
 use crate::error::Error;
 use crate::idle::Seen;
 use crate::lanes::LaneRef;
 use crate::pool::PoolInner;
 use crate::region::Region;
 use crate::request::Request;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, global};
-use crate::trace::{LaneTrace, Recorder};
+use crate::trace::LaneTrace;
 use guard::Guards;
 use limbo::Limbo;
 use marks::Marks;
 use thrift::Mark;
 
-/// The shell of a lane, padded so that no two lanes share a cache line.
-#[derive(Debug)]
-pub(crate) struct LaneCell {
-    /// Where the directory finds it.
-    number: u32,
-    state: CachePadded<BiasedMutex<Option<LaneState>>>,
-    figures: CachePadded<Figures>,
-}
-
 /// A lane's state under its lock.
 pub(crate) type LaneGuard<'a> = vmm_lock::Guard<'a, Option<LaneState>>;
-
-global! {
-    /// Shells of lanes that retired.
-    static VACANT: Mutex<Vec<&'static LaneCell>> = Mutex::new(Vec::new());
-}
-
-global! {
-    /// Tells a lane from an earlier one in the same shell.
-    static NEXT_LANE: AtomicU64 = AtomicU64::new(1);
-}
 
 /// Operations between two emptyings of the magazines of a lane that falls idle, so that a lone
 /// buffer made and dropped in a loop still finds its magazine.
@@ -146,73 +125,6 @@ impl fmt::Debug for LaneState {
             .field("live", &self.live)
             .field("closing", &self.closing)
             .finish_non_exhaustive()
-    }
-}
-
-impl LaneCell {
-    /// A shell without a lane; the directory makes them.
-    pub(crate) fn vacant(number: u32) -> LaneCell {
-        LaneCell {
-            number,
-            state: CachePadded::new(BiasedMutex::new(None)),
-            figures: CachePadded::default(),
-        }
-    }
-
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
-    #[inline]
-    pub(crate) fn lock(&self) -> LaneGuard<'_> {
-        self.state.lock()
-    }
-
-    /// A shell with a new, empty lane in it.
-    pub(crate) fn open(
-        device: Arc<Device>,
-        stream: Stream,
-        recorder: Option<&Arc<Recorder>>,
-    ) -> LaneRef {
-        let id = NEXT_LANE.fetch_add(1, Ordering::Relaxed);
-        let guards = (device.plan.debug_mode == DebugMode::Guard).then(Box::default);
-        let special = guards.is_some() || stream.is_per_thread();
-        let home = Home { device: device.plan.device, special };
-        let vacant = VACANT.lock().pop();
-        let cell = vacant.unwrap_or_else(directory::new_shell);
-        cell.figures.tell_live(0);
-        let state = LaneState {
-            id,
-            heap: Heap::new(HeapConfig { placement: device.plan.placement, ..Default::default() }),
-            region: Region::new(device.plan.granularity_bytes, &cell.figures),
-            figures: &cell.figures,
-            live: Live::default(),
-            earlier_peak_bytes: 0,
-            mark: None,
-            trace: recorder.map(|recorder| LaneTrace::new(recorder, id, home.device, stream.id())),
-            limbo: Limbo::default(),
-            device,
-            home,
-            last: None,
-            drained_tick: 0,
-            seen: Seen::default(),
-            closing: false,
-            open_id: id,
-            diverted: None,
-            is_private: false,
-            launches: Vec::new(),
-            busy: 0,
-            marks: if stream.is_per_thread() { Marks::of_one_thread() } else { Marks::default() },
-            guards,
-            stream,
-            is_listed: false,
-        };
-        *cell.lock() = Some(state);
-        LaneRef { cell, id }
-    }
-
-    fn give_back_shell(&'static self) {
-        VACANT.lock().push(self);
     }
 }
 

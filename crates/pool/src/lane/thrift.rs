@@ -18,8 +18,11 @@
 use vmm_sys::object::RelaxedCapture;
 
 use super::gate::{Asker, Gate};
+use super::survey::Terms;
+use super::window::Window;
 use super::{LaneState, Wait, sweep};
 use crate::device::Device;
+use crate::growth::{self, Piece, Source};
 use crate::lanes::LaneRef;
 use crate::turn::Turn;
 
@@ -44,6 +47,28 @@ pub(super) struct Lack {
     pub(super) chunk_slots: u32,
     /// The slots that it is for, [first, end): free chunks there are of use where they are.
     pub(super) window: (u32, u32),
+}
+
+impl Lack {
+    /// What of these pieces would be made although only `soft_slots` may.
+    pub(super) fn of(pieces: &[Piece], soft_slots: u64, slot_bytes: u64, window: &Window) -> Lack {
+        let created = pieces.iter().filter(|piece| piece.source == Source::Create);
+        let chunk_slots = created.clone().map(|piece| piece.slots).max().unwrap_or(0);
+        let created: u64 = created.map(|piece| u64::from(piece.slots)).sum();
+        Lack {
+            bytes: created.saturating_sub(soft_slots) * slot_bytes,
+            chunk_slots,
+            window: (window.first_slot, window.end_slot),
+        }
+    }
+}
+
+/// Slots that may be created within the soft limit, which goes by all lanes together.
+pub(super) fn soft_slots(device: &Device, live_bytes: u64, terms: Terms) -> u64 {
+    let peak_bytes = device.peak_live_bytes().max(live_bytes);
+    let held_bytes = device.held_for_lanes_bytes(terms.shelf_bytes);
+    let bytes = growth::soft_allowance_bytes(device.plan.soft_limit, peak_bytes, held_bytes);
+    bytes / device.plan.granularity_bytes
 }
 
 impl Thrift {
