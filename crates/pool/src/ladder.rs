@@ -47,10 +47,10 @@ pub(crate) enum Rung {
     WaitLimbo,
     /// Empty the device's other lanes into the stock.
     OtherLanes,
-    /// Give the stock and the lane's own free chunks back: they have the wrong length. And what the
-    /// driver did not take back before.
+    /// Give the lane's own free chunks and the stock back, as much as is lacking: they have the wrong
+    /// length. And what the driver did not take back before.
     ReleaseStock,
-    /// Empty this process's other pools on the device.
+    /// Empty the stock and this process's other pools on the device.
     OtherPools,
     /// Ask the caller's callbacks.
     Callbacks,
@@ -221,13 +221,14 @@ impl Climb {
     /// Climbs one rung and does what it stands for. False if none is left: the request fails.
     ///
     /// The pool has nothing left only if it was seen so for sure: with no memory in other threads'
-    /// hands, on its way to where this request looked before.
+    /// hands, on its way to where this request looked before. `lack_bytes` are lacking at most.
     pub(crate) fn next(
         &mut self,
         device: &Device,
         lane: LaneRef,
         request: &Request,
         is_sure: bool,
+        lack_bytes: u64,
     ) -> bool {
         let may_wait = request.may_wait() && self.restarts < RESTARTS_MAX;
         if self.climbed >= OWN_RUNGS && !is_sure && may_wait {
@@ -235,7 +236,7 @@ impl Climb {
             self.restarts += 1;
             self.climbed = 0;
         }
-        self.climb(device, Some(lane), request)
+        self.climb(device, Some(lane), request, lack_bytes)
     }
 
     /// The same for whole chunks that belong to no lane. In the background nobody outside of the
@@ -250,7 +251,7 @@ impl Climb {
         if turn == Turn::Background && next == Some(&Rung::Callbacks) {
             self.climbed = RUNGS.len();
         }
-        self.climb(device, None, request)
+        self.climb(device, None, request, request.bytes())
     }
 
     /// The same on a node of the host: what leaves is waited for, and the stock has the wrong
@@ -265,7 +266,13 @@ impl Climb {
         true
     }
 
-    fn climb(&mut self, device: &Device, lane: Option<LaneRef>, request: &Request) -> bool {
+    fn climb(
+        &mut self,
+        device: &Device,
+        lane: Option<LaneRef>,
+        request: &Request,
+        lack_bytes: u64,
+    ) -> bool {
         let Some(rung) = self.step(device, request) else {
             device.ladder.failed();
             return false;
@@ -289,10 +296,13 @@ impl Climb {
             Rung::OtherLanes => empty_lanes(device, lane, wait),
             Rung::ReleaseStock => {
                 lane.into_iter().for_each(|lane| trim(lane, wait, Turn::Requester));
-                device.release_stock(0, Turn::Requester);
+                device.sweep_leaving(Wait::No, Turn::Requester);
+                device.depot.release_for(lack_bytes, 0, Turn::Requester);
                 Turn::Requester.with(|| retry_failed_drops(&device.driver));
             }
             Rung::OtherPools => {
+                // Chunks of other kinds, and what others took of that which was given back.
+                device.release_stock(0, Turn::Requester);
                 for other in elsewhere(device) {
                     empty_lanes(&other, None, wait);
                     other.release_stock(0, Turn::Requester);

@@ -15,9 +15,9 @@ pub struct LadderStats {
     pub waited: u64,
     /// Other lanes emptied.
     pub other_lanes: u64,
-    /// Stock given back.
+    /// Stock given back, as much as was lacking.
     pub stock_released: u64,
-    /// Other pools emptied.
+    /// The rest of the stock given back, and other pools emptied.
     pub other_pools: u64,
     /// Callbacks asked.
     pub callbacks: u64,

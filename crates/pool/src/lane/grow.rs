@@ -66,6 +66,8 @@ struct Short {
     refusal: Option<DriverError>,
     /// No other thread had memory in its hands meanwhile that might have been enough.
     is_sure: bool,
+    /// What may be lacking at most.
+    bytes: u64,
 }
 
 /// What one attempt goes by.
@@ -147,9 +149,12 @@ fn climb_to_memory(
                 let elsewhere_bytes = &mut means.elsewhere_bytes;
                 means.thrift = means.thrift.next(device, lane.reference(), lack, elsewhere_bytes);
             }
-            Outcome::Short(Short { refusal, is_sure }) => {
+            Outcome::Short(Short { refusal, is_sure, bytes }) => {
+                // Of the driver's memory nobody knows how much is left.
+                let room_bytes = if refusal.is_none() { device.depot.room_bytes() } else { 0 };
+                let lack_bytes = bytes.saturating_sub(room_bytes);
                 cause = refusal.or(cause);
-                if !climb.next(device, lane.reference(), request, is_sure) {
+                if !climb.next(device, lane.reference(), request, is_sure, lack_bytes) {
                     break;
                 }
                 is_swept = false;
@@ -162,7 +167,7 @@ fn climb_to_memory(
 fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Error> {
     let device = &*lane.device;
     let carries = device.depot.carries.settled();
-    let (mut claim, carrying) = {
+    let (mut claim, carrying, bytes) = {
         let mut guard = lane.cell.lock();
         let state = lane.state(&mut guard)?;
         let miss = match find(state, request, means.rung) {
@@ -171,12 +176,13 @@ fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Erro
             }
             Err(miss) => miss,
         };
+        let bytes = miss.bytes.next_multiple_of(state.region.slot_bytes());
         match plan(state, device, &miss, request, means) {
-            Planned::Claim(claim, carrying) => (claim, carrying),
+            Planned::Claim(claim, carrying) => (claim, carrying, bytes),
             Planned::Reserve(miss) => return Ok(Outcome::Reserve(miss)),
             Planned::Short => {
                 let is_sure = carries.is_some() && device.depot.carries.settled() == carries;
-                return Ok(Outcome::Short(Short { refusal: None, is_sure }));
+                return Ok(Outcome::Short(Short { refusal: None, is_sure, bytes }));
             }
             Planned::AskCapture => return Ok(Outcome::AskCapture),
             Planned::Beyond(lack) => return Ok(Outcome::Beyond(lack)),
@@ -194,7 +200,7 @@ fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Erro
     drop(carrying);
     // One of them was this thread's own.
     let is_sure = carries.is_some_and(|before| device.depot.carries.settled() == Some(before + 1));
-    let short = |refusal| Ok(Outcome::Short(Short { refusal, is_sure }));
+    let short = |refusal| Ok(Outcome::Short(Short { refusal, is_sure, bytes }));
     match brought {
         Ok(()) | Err(Shortage::Limit) => short(None),
         Err(Shortage::Driver(error)) if error.is_out_of_memory() => short(Some(error)),
@@ -270,7 +276,8 @@ fn publish(
     let (start, stop) = (claim.window_offset, claim.window_offset + claim.window_bytes);
     let mut guard = lane.cell.lock();
     // A busy lane does not retire.
-    let lost = Outcome::Short(Short { refusal: None, is_sure: false });
+    let bytes = claim.window_bytes;
+    let lost = Outcome::Short(Short { refusal: None, is_sure: false, bytes });
     let Some(state) = guard.as_mut() else { return Ok(lost) };
     // Whoever changes it looks at the lane's mappings afterwards.
     if claim.policy != lane.device.policy.version() {
@@ -290,7 +297,9 @@ fn publish(
     state.marks.clear(start);
     if state.guards.is_some() {
         let block = Block { offset: start, bytes: claim.window_bytes };
-        return Ok(Outcome::Done(state.hand_out_guarded(lane.cell, block, request)));
+        let buffer = state.hand_out_guarded(lane.cell, block, request);
+        state.note_live(elsewhere_bytes);
+        return Ok(Outcome::Done(buffer));
     }
     if let Err(error) = state.heap.free(start) {
         debug_assert!(false, "the window is a block: {error:?}");
@@ -298,8 +307,7 @@ fn publish(
     Ok(match state.heap.alloc(request.bytes(), request.align_bytes()) {
         Ok(block) => {
             let buffer = state.hand_out(lane.cell, block, request.bytes());
-            let live_bytes = state.live.asked_bytes + elsewhere_bytes;
-            lane.device.note_live(live_bytes.max(state.peak_live_bytes()));
+            state.note_live(elsewhere_bytes);
             Outcome::Done(buffer)
         }
         // The window was made for this request; were it ever too small, the next round grows

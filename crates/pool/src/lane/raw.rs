@@ -72,8 +72,8 @@ impl Lane {
     }
 
     /// A mapped hole, if one fits and nothing is out of the ordinary: no error is made here, so
-    /// that the common case carries none about.
-    #[inline]
+    /// that the common case carries none about. Inlined, since the call would be a tenth of it.
+    #[inline(always)]
     fn alloc_raw_in_hole(&self, request: &Request) -> Option<u64> {
         if process::is_forked_child() || request.bytes() == 0 {
             return None;

@@ -11,7 +11,7 @@
 //!
 //! What still cannot be used is too long for the holes that lack memory. Then as much is given back
 //! to the driver as is made anew in the right lengths: without that, each such hole would add to
-//! what is held, pass by pass.
+//! what is held, pass by pass. Not below the low mark of the stock, which was made for others.
 //!
 //! [`Figures`]: super::Figures
 
@@ -90,7 +90,10 @@ impl Thrift {
                 Thrift::Drawn
             }
             Thrift::Drawn | Thrift::Done => {
-                device.depot.release_for(lack.bytes, Turn::Requester);
+                // What was made ahead of need is for others. What this block itself takes from there
+                // may go: it comes back in shorter chunks, which fit more holes later.
+                let keep_bytes = device.plan.stock_low_bytes;
+                device.depot.release_for(lack.bytes, keep_bytes, Turn::Requester);
                 Thrift::Done
             }
         }
@@ -199,6 +202,12 @@ impl LaneState {
     /// statistics count from.
     pub(crate) fn peak_live_bytes(&self) -> u64 {
         self.live.peak_asked_bytes.max(self.earlier_peak_bytes)
+    }
+
+    /// Tells the device what is alive, with `elsewhere_bytes` in its other lanes.
+    pub(super) fn note_live(&self, elsewhere_bytes: u64) {
+        let live_bytes = self.live.asked_bytes + elsewhere_bytes;
+        self.device.note_live(live_bytes.max(self.peak_live_bytes()));
     }
 
     /// This moment of the lane, if it has a free chunk outside of the slots `avoid` that may leave; and
