@@ -117,7 +117,7 @@ pub(crate) fn free_special(
         let gates: Vec<_> = behind.iter().filter(|gate| gate.concerns(own)).cloned().collect();
         if streams.is_empty() && gates.is_empty() {
             let block_bytes = state.heap.block_bytes(offset).unwrap_or(0);
-            let retire_now = state.take_back(offset, bytes);
+            let retire_now = state.take_back(cell, offset, bytes);
             if is_guarded {
                 state.retire_block(offset, block_bytes, &state.own_gates());
             }
@@ -155,7 +155,7 @@ fn park(
             // It is unmapped when they have passed, not handed out again in the lane's own order.
             gates.extend(state.own_gates());
         }
-        state.uncount(offset, bytes);
+        state.uncount(cell, offset, bytes);
         let block_bytes = state.heap.block_bytes(offset).unwrap_or(0);
         state.live.block_bytes -= block_bytes;
         state.limbo.block_bytes += block_bytes;

@@ -65,8 +65,6 @@ pub(crate) struct LaneState {
     pub(crate) heap: Heap,
     pub(crate) region: Region,
     pub(crate) live: Live,
-    /// Where others read what is alive.
-    pub(crate) figures: &'static Figures,
     /// The peak of live bytes before the statistics began a new one.
     pub(crate) earlier_peak_bytes: u64,
     /// What the lane's stream had to do when it was last asked, for [`thrift`].
@@ -137,7 +135,7 @@ impl LaneState {
         live.asked_bytes += bytes;
         live.block_bytes += block.bytes;
         live.peak_asked_bytes = live.peak_asked_bytes.max(live.asked_bytes);
-        self.figures.tell_live(live.asked_bytes);
+        cell.figures.tell_live(live.asked_bytes);
         if let Some(trace) = &self.trace {
             trace.alloc(block.offset, bytes);
         }
@@ -148,18 +146,23 @@ impl LaneState {
     /// Takes a buffer's block out of the live ones; it is reusable at once. Returns whether the
     /// lane should retire.
     #[inline]
-    pub(crate) fn take_back(&mut self, offset: u64, bytes: u64) -> bool {
+    pub(crate) fn take_back(&mut self, cell: &LaneCell, offset: u64, bytes: u64) -> bool {
         match self.heap.free(offset) {
-            Ok(block_bytes) => self.count_taken_back(offset, bytes, block_bytes),
+            Ok(block_bytes) => self.count_taken_back(cell, (offset, bytes), block_bytes),
             Err(error) => Self::nothing_to_take_back(error),
         }
     }
 
     /// Counts a block that the heap has taken back. Returns whether the lane should retire.
-    #[inline]
-    fn count_taken_back(&mut self, offset: u64, bytes: u64, block_bytes: u64) -> bool {
+    #[inline(always)]
+    fn count_taken_back(
+        &mut self,
+        cell: &LaneCell,
+        (offset, bytes): (u64, u64),
+        block_bytes: u64,
+    ) -> bool {
         self.live.block_bytes -= block_bytes;
-        self.uncount(offset, bytes);
+        self.uncount(cell, offset, bytes);
         self.live.buffers == 0 && self.fall_idle()
     }
 
@@ -182,15 +185,15 @@ impl LaneState {
         self.should_retire()
     }
 
-    #[inline]
-    pub(crate) fn uncount(&mut self, offset: u64, bytes: u64) {
+    #[inline(always)]
+    pub(crate) fn uncount(&mut self, cell: &LaneCell, offset: u64, bytes: u64) {
         if let Some(trace) = &self.trace {
             trace.free(offset);
         }
         self.live.buffers -= 1;
         // Less is counted only if a buffer's address was freed as if it were a raw block's.
         self.live.asked_bytes = self.live.asked_bytes.saturating_sub(bytes);
-        self.figures.tell_live(self.live.asked_bytes);
+        cell.figures.tell_live(self.live.asked_bytes);
     }
 
     /// Whether `stream` is another one than the lane's, so that memory it uses has to wait for it.

@@ -25,7 +25,7 @@ pub(crate) struct LaneCell {
     /// Where the directory finds it.
     number: u32,
     state: CachePadded<BiasedMutex<Option<LaneState>>>,
-    pub(super) figures: CachePadded<Figures>,
+    pub(crate) figures: CachePadded<Figures>,
 }
 
 global! {
@@ -74,7 +74,6 @@ impl LaneCell {
             id,
             heap: Heap::new(HeapConfig { placement: device.plan.placement, ..Default::default() }),
             region: Region::new(device.plan.granularity_bytes, &cell.figures),
-            figures: &cell.figures,
             live: Live::default(),
             earlier_peak_bytes: 0,
             mark: None,
