@@ -16,6 +16,9 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
+/// Of the runs where calls fail, or a thread runs beside, every so many is in guard mode.
+const GUARD_EVERY: u64 = 4;
+
 /// What kind of run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
@@ -36,7 +39,10 @@ pub enum Profile {
 /// The run of a seed.
 pub fn script(profile: Profile, seed: u64) -> Script {
     let mut rng = Rng::new(seed);
-    let setup = setup(profile, &mut rng);
+    let mut setup = setup(profile, &mut rng);
+    // By the seed and not by chance, so that the scripts of the others stay as they were.
+    let mixed = matches!(profile, Profile::Faulty | Profile::Background);
+    setup.guard |= mixed && seed % GUARD_EVERY == GUARD_EVERY - 1;
     // Short runs cover many setups, long ones get a pool into deep states.
     let steps = rng.weighted(&[(60, 60), (30, 150), (10, 500)]);
     let mut generator = Generator::new(profile, &setup, rng);

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Instant;
 
 use serde::Serialize;
-use vmm_pool::{Buffer, ChunkSize, Placement, Pool};
+use vmm_pool::{Buffer, Pool};
 use vmm_pool_benches::samples::{Spread, spread};
 use vmm_pool_benches::setup::{Setup, fail, repetitions};
 use vmm_pool_cli::replay::{Cause, HostClock, Plan, count};
@@ -108,11 +108,7 @@ struct Mapped {
 
 /// Replays cold passes until told to stop.
 fn map_and_unmap(setup: &Setup, plan: &Plan<'_>, stop: &AtomicBool) -> Result<Mapped, Cause> {
-    let options = PoolOptions {
-        chunk: ChunkSize::Auto,
-        placement: Placement::default(),
-        soft_limit: Some(0.01),
-    };
+    let options = PoolOptions::default();
     let mut mapped = Mapped::default();
     loop {
         let make = || PoolTarget::new(&setup.driver, setup.device, &options, plan.streams);

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use vmm_pool::{ChunkSize, Placement};
 use vmm_pool_cli::replay::{HostClock, PassFigures, Plan, Spread, count};
 use vmm_pool_cli::target::{Late, LateDriver, PoolOptions, PoolTarget};
 use vmm_pool_cli::trace::Trace;
@@ -41,11 +40,8 @@ fn replay(trace: &'static str, how: How) -> Passes {
     let read = Trace::open(&path).unwrap();
     let spread = how.streams.map(|streams| Spread { streams, seed: 1 });
     let plan = Plan::new(&read, spread);
-    let options = PoolOptions {
-        chunk: ChunkSize::Auto,
-        placement: Placement::default(),
-        soft_limit: (!how.soft_limit_off).then_some(0.01),
-    };
+    let options =
+        PoolOptions { soft_limit: (!how.soft_limit_off).then_some(0.01), ..PoolOptions::default() };
     let sim = Sim::builder().build();
     let driver: Arc<dyn Driver> = sim.clone();
     let clock = HostClock::new();

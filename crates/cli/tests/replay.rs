@@ -165,6 +165,29 @@ fn a_malformed_file_stops_everything_before_it_starts() {
 }
 
 #[test]
+fn in_guard_mode_each_block_is_mapped_and_unmapped() {
+    let trace = written("guard.trace", "a 1 1000 0 0\na 2 700 0 1\nf 1 2\na 3 512 0 3\n");
+    for (mode, calls_of_each) in [("off", 0), ("guard", 3)] {
+        let options = ["--json", "--passes", "2", "--debug", mode];
+        let warm = &rows(&replay_sim(std::slice::from_ref(&trace), &options))[1];
+        assert_eq!((&warm["debug_mode"], calls(warm, "create")), (&Value::from(mode), 0));
+        for kind in ["map", "set_access"] {
+            assert_eq!(calls(warm, kind), calls_of_each, "{mode}, {kind}: {warm}");
+        }
+    }
+}
+
+#[test]
+fn when_idle_lanes_are_emptied_is_said() {
+    let trace = written("idle.trace", "a 1 1000 0 0\nf 1 2\n");
+    for setting in ["auto", "off", "50"] {
+        let options = ["--json", "--passes", "1", "--idle-lane-ms", setting];
+        let rows = rows(&replay_sim(std::slice::from_ref(&trace), &options));
+        assert_eq!(rows[0]["idle_lane_ms"], setting);
+    }
+}
+
+#[test]
 fn a_file_that_is_not_there_is_refused() {
     let output = replay_sim(&[PathBuf::from("/no/such.trace")], &[]);
     assert_eq!(output.status.code(), Some(2));
@@ -183,6 +206,9 @@ fn bad_usage_is_refused_with_what_was_expected() {
         (&["--streams", "0"], "1..=1024"),
         (&["--compare", "malloc"], "cudaMallocAsync"),
         (&["--placement", "best-fit"], "first-fit"),
+        (&["--idle-lane-ms", "soon"], "expected a whole number of milliseconds, or `off`"),
+        (&["--idle-lane-ms", "0"], "idle"),
+        (&["--debug", "loud"], "expected `off` or `guard`"),
         (&["--late-us", "0"], "1..=1000000"),
         (&["--late-us", "9", "--compare", "cudaMalloc"], "expected no --compare, or --compare sim"),
         (&["--device", "99"], "--device 99: this machine has 16 device(s), from 0 to 15"),

@@ -192,7 +192,7 @@ impl Drop for Buffer {
         }
         let retire = {
             let mut guard = cell.lock();
-            guard.as_mut().is_some_and(|state| state.take_back(self.offset, self.bytes))
+            guard.as_mut().is_some_and(|state| state.take_back(cell, self.offset, self.bytes))
         };
         if retire {
             lane::retire(cell);

@@ -193,13 +193,13 @@ impl Depot {
         given
     }
 
-    /// Gives back plain chunks of the shelf that sum to `bytes`, or all, so that as much can be made
-    /// in other lengths.
-    pub(crate) fn release_for(&self, bytes: u64, turn: Turn) {
+    /// Gives back plain chunks of the shelf, so that `bytes` can be made in other lengths: no chunk more
+    /// than that takes, and `keep_bytes` stay there.
+    pub(crate) fn release_for(&self, bytes: u64, keep_bytes: u64, turn: Turn) {
         let _carrying = self.carries.begin();
         let mut missing_bytes = bytes;
         while missing_bytes > 0 {
-            let chunk = self.stock.lock().take_near(&self.terms.plain, missing_bytes);
+            let chunk = self.stock.lock().take_near(&self.terms.plain, missing_bytes, keep_bytes);
             let Some(chunk) = chunk else { return };
             missing_bytes = missing_bytes.saturating_sub(chunk.bytes());
             self.release(chunk, turn);

@@ -37,6 +37,8 @@ pub(crate) struct Device {
     /// The most that all lanes together had alive, as requests found it that needed memory: what
     /// growth goes by.
     peak_live_bytes: AtomicU64,
+    /// How often a request looked into another lane, under its lock.
+    lanes_asked: AtomicU64,
     /// Entries in limbo over all lanes: tells the background thread whether to look at lanes.
     limbo_entries: AtomicU64,
     pub(crate) callbacks: Vec<Callback>,
@@ -89,6 +91,7 @@ impl Device {
             elastic: ElasticCounts::default(),
             policy: Policy::new(device, policy),
             peak_live_bytes: AtomicU64::new(0),
+            lanes_asked: AtomicU64::new(0),
             limbo_entries: AtomicU64::new(0),
         }
     }
@@ -109,6 +112,7 @@ impl Device {
             limit_bytes: self.plan.limit_bytes,
             lanes: states.iter().filter(|state| !state.is_private).count() as u64,
             idle_lanes_emptied: self.watch.emptied(),
+            lanes_asked: self.lanes_asked.load(Ordering::Relaxed),
             ladder: self.ladder.stats(),
             elastic_bytes: self.depot.elastic_bytes(),
             anchor_bytes: self.depot.anchor_bytes(),

@@ -7,6 +7,8 @@
 //! the host fills them ([`Relief`]). They are for requests that may borrow. One that nobody fills is
 //! not there: it is neither climbed nor counted.
 
+mod stats;
+
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,9 +24,11 @@ use crate::lane::{Wait, sweep, trim};
 use crate::lanes::LaneRef;
 use crate::places::Site;
 use crate::request::Request;
-use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, global, thread_local};
 use crate::turn::Turn;
+
+pub(crate) use stats::LadderCounts;
+pub use stats::LadderStats;
 
 /// How often callbacks and reliefs may say that they made room, for one request.
 const HELP_ROUNDS_MAX: u32 = 8;
@@ -44,10 +48,10 @@ pub(crate) enum Rung {
     WaitLimbo,
     /// Empty the device's other lanes into the stock.
     OtherLanes,
-    /// Give the stock and the lane's own free chunks back: they have the wrong length. And what the
-    /// driver did not take back before.
+    /// Give the lane's own free chunks and the stock back, as much as is lacking: they have the wrong
+    /// length. And what the driver did not take back before.
     ReleaseStock,
-    /// Empty this process's other pools on the device.
+    /// Empty the stock and this process's other pools on the device.
     OtherPools,
     /// Ask the caller's callbacks.
     Callbacks,
@@ -72,77 +76,6 @@ const RUNGS: [Rung; 9] = [
 
 /// So many of them find memory of the pool's own; those behind ask others.
 const OWN_RUNGS: usize = 6;
-
-/// How often each rung was climbed on one device, and how often all of them did not suffice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LadderStats {
-    /// Requests that the driver's refusal or the limit made be content with shorter chunks.
-    pub exact: u64,
-    /// Those that it sent to what the lane and the stock hold.
-    pub own_only: u64,
-    /// Waits for a lane's limbo, and for what ended lanes left.
-    pub waited: u64,
-    /// Other lanes emptied.
-    pub other_lanes: u64,
-    /// Stock given back.
-    pub stock_released: u64,
-    /// Other pools emptied.
-    pub other_pools: u64,
-    /// Callbacks asked.
-    pub callbacks: u64,
-    /// Times that a neighbour was asked to make room.
-    pub neighbour: u64,
-    /// Times that the host was.
-    pub host: u64,
-    /// Requests that failed after all.
-    pub failed: u64,
-}
-
-impl LadderStats {
-    /// The rungs by name, in the order in which they are climbed, with their counts; then `failed`.
-    pub fn by_name(&self) -> [(&'static str, u64); RUNGS.len() + 1] {
-        [
-            ("exact", self.exact),
-            ("own_only", self.own_only),
-            ("waited", self.waited),
-            ("other_lanes", self.other_lanes),
-            ("stock_released", self.stock_released),
-            ("other_pools", self.other_pools),
-            ("callbacks", self.callbacks),
-            ("neighbour", self.neighbour),
-            ("host", self.host),
-            ("failed", self.failed),
-        ]
-    }
-}
-
-/// The counters behind [`LadderStats`]. Cold: shared atomics are fine here.
-#[derive(Debug, Default)]
-pub(crate) struct LadderCounts {
-    climbed: [AtomicU64; RUNGS.len()],
-    failed: AtomicU64,
-}
-
-impl LadderCounts {
-    pub(crate) fn stats(&self) -> LadderStats {
-        let climbed = self.climbed.each_ref().map(|count| count.load(Ordering::Relaxed));
-        let [exact, own_only, waited, other_lanes, stock_released, other_pools, ..] = climbed;
-        let [.., callbacks, neighbour, host] = climbed;
-        LadderStats {
-            exact,
-            own_only,
-            waited,
-            other_lanes,
-            stock_released,
-            other_pools,
-            callbacks,
-            neighbour,
-            host,
-            failed: self.failed.load(Ordering::Relaxed),
-        }
-    }
-}
 
 /// What a caller can do when memory is short: free some, and say whether it did.
 ///
@@ -280,7 +213,7 @@ impl Climb {
                 _ => true,
             };
             if is_there {
-                device.ladder.climbed[self.climbed - 1].fetch_add(1, Ordering::Relaxed);
+                device.ladder.climbed(self.climbed - 1);
                 return Some(rung);
             }
         }
@@ -289,13 +222,14 @@ impl Climb {
     /// Climbs one rung and does what it stands for. False if none is left: the request fails.
     ///
     /// The pool has nothing left only if it was seen so for sure: with no memory in other threads'
-    /// hands, on its way to where this request looked before.
+    /// hands, on its way to where this request looked before. `lack_bytes` are lacking at most.
     pub(crate) fn next(
         &mut self,
         device: &Device,
         lane: LaneRef,
         request: &Request,
         is_sure: bool,
+        lack_bytes: u64,
     ) -> bool {
         let may_wait = request.may_wait() && self.restarts < RESTARTS_MAX;
         // One that a callback makes may stand within an operation that has memory in hand itself.
@@ -304,7 +238,7 @@ impl Climb {
             self.restarts += 1;
             self.climbed = 0;
         }
-        self.climb(device, Some(lane), request)
+        self.climb(device, Some(lane), request, lack_bytes)
     }
 
     /// The same for whole chunks that belong to no lane. In the background nobody outside of the
@@ -319,7 +253,7 @@ impl Climb {
         if turn == Turn::Background && next == Some(&Rung::Callbacks) {
             self.climbed = RUNGS.len();
         }
-        self.climb(device, None, request)
+        self.climb(device, None, request, request.bytes())
     }
 
     /// The same on a node of the host: what leaves is waited for, and the stock has the wrong
@@ -334,9 +268,15 @@ impl Climb {
         true
     }
 
-    fn climb(&mut self, device: &Device, lane: Option<LaneRef>, request: &Request) -> bool {
+    fn climb(
+        &mut self,
+        device: &Device,
+        lane: Option<LaneRef>,
+        request: &Request,
+        lack_bytes: u64,
+    ) -> bool {
         let Some(rung) = self.step(device, request) else {
-            device.ladder.failed.fetch_add(1, Ordering::Relaxed);
+            device.ladder.failed();
             return false;
         };
         let span = tracing::debug_span!(
@@ -358,10 +298,13 @@ impl Climb {
             Rung::OtherLanes => empty_lanes(device, lane, wait),
             Rung::ReleaseStock => {
                 lane.into_iter().for_each(|lane| trim(lane, wait, Turn::Requester));
-                device.release_stock(0, Turn::Requester);
+                device.sweep_leaving(Wait::No, Turn::Requester);
+                device.depot.release_for(lack_bytes, 0, Turn::Requester);
                 Turn::Requester.with(|| retry_failed_drops(&device.driver));
             }
             Rung::OtherPools => {
+                // Chunks of other kinds, and what others took of that which was given back.
+                device.release_stock(0, Turn::Requester);
                 for other in elsewhere(device) {
                     empty_lanes(&other, None, wait);
                     other.release_stock(0, Turn::Requester);

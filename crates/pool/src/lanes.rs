@@ -79,6 +79,11 @@ impl Lanes {
 
     /// Every lane.
     pub(crate) fn all(&self) -> Vec<LaneRef> {
-        self.newest.values().chain(&self.older).chain(&self.private).copied().collect()
+        self.iter().collect()
+    }
+
+    /// Every lane. While the list is locked, none of their shells is reused.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = LaneRef> + '_ {
+        self.newest.values().chain(&self.older).chain(&self.private).copied()
     }
 }

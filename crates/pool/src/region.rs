@@ -12,6 +12,8 @@ use vmm_sys::{DriverResult, object::Chunk};
 
 use std::sync::Arc;
 
+use crate::lane::Figures;
+
 /// What stands in one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
@@ -63,10 +65,13 @@ pub(crate) struct Region {
     slots: Vec<Slot>,
     placed: Slab<Placed>,
     mapped_bytes: u64,
+    /// Where the lane tells others of `mapped_bytes`.
+    figures: &'static Figures,
 }
 
 impl Region {
-    pub(crate) fn new(slot_bytes: u64) -> Region {
+    pub(crate) fn new(slot_bytes: u64, figures: &'static Figures) -> Region {
+        figures.tell_mapped(0);
         Region {
             slot_bytes,
             segments: Vec::new(),
@@ -75,6 +80,7 @@ impl Region {
             slots: Vec::new(),
             placed: Slab::new(),
             mapped_bytes: 0,
+            figures,
         }
     }
 
@@ -237,6 +243,7 @@ impl Region {
     pub(crate) fn publish(&mut self, first_slot: u32, mapping: Mapping) {
         let slots = (mapping.bytes() / self.slot_bytes) as u32;
         self.mapped_bytes += mapping.bytes();
+        self.figures.tell_mapped(self.mapped_bytes);
         let key = self.placed.insert(Placed { mapping, first_slot, slots }) as u32;
         for slot in &mut self.slots[first_slot as usize..(first_slot + slots) as usize] {
             debug_assert_eq!(*slot, Slot::Claimed, "a mapping comes to where it was claimed");
@@ -248,6 +255,7 @@ impl Region {
     pub(crate) fn retire(&mut self, key: u32) -> Option<Placed> {
         let placed = self.placed.try_remove(key as usize)?;
         self.mapped_bytes -= placed.mapping.bytes();
+        self.figures.tell_mapped(self.mapped_bytes);
         let first = placed.first_slot as usize;
         for slot in &mut self.slots[first..first + placed.slots as usize] {
             *slot = Slot::Retiring;

@@ -50,6 +50,9 @@ pub struct DeviceStats {
     pub limbo_buffers: u64,
     /// How often a lane that was idle for the set time gave its free chunks to the stock (count).
     pub idle_lanes_emptied: u64,
+    /// How often a request looked into another lane for memory that it may not make within the soft
+    /// limit (count).
+    pub lanes_asked: u64,
     /// What was tried when memory was short.
     pub ladder: LadderStats,
 }

@@ -85,14 +85,20 @@ impl Stock {
         None
     }
 
-    /// The shortest chunk of at least `bytes` with these properties, else the longest.
-    pub(crate) fn take_near(&mut self, props: &ChunkProps, bytes: u64) -> Option<Chunk> {
-        let held = |(length, shelf): (&u64, &Shelf)| {
-            (shelf.warm.len() + shelf.fresh.len() > 0).then_some(*length)
-        };
-        let shelves = self.shelves.get(props)?;
-        let longer = shelves.range(bytes..).find_map(held);
-        let length = longer.or_else(|| shelves.iter().rev().find_map(held))?;
+    /// The shortest chunk of at least `bytes` with these properties, else the longest, among those
+    /// whose going leaves `keep_bytes` on the shelf.
+    pub(crate) fn take_near(
+        &mut self,
+        props: &ChunkProps,
+        bytes: u64,
+        keep_bytes: u64,
+    ) -> Option<Chunk> {
+        let most_bytes = self.bytes.saturating_sub(keep_bytes);
+        let held = self.counts(props).filter(|(_, count)| *count > 0);
+        let lengths: Vec<u64> = held.map(|(length, _)| length).collect();
+        let mut may_go = lengths.iter().filter(|length| **length <= most_bytes);
+        let longer = may_go.clone().find(|length| **length >= bytes);
+        let length = *longer.or_else(|| may_go.next_back())?;
         self.take(props, length)
     }
 
@@ -100,5 +106,51 @@ impl Stock {
     pub(crate) fn counts(&self, props: &ChunkProps) -> impl Iterator<Item = (u64, usize)> + '_ {
         let shelves = self.shelves.get(props).into_iter().flatten();
         shelves.map(|(bytes, shelf)| (*bytes, shelf.warm.len() + shelf.fresh.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use vmm_sys::sim::Sim;
+    use vmm_sys::{DeviceId, Driver};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// What is taken one after another, in MiB, from a stock of these lengths, until as much is had.
+    fn exchanged(lengths: &[u64], mib: u64, keep_mib: u64) -> Vec<u64> {
+        let driver: Arc<dyn Driver> = Sim::builder().build();
+        let props = ChunkProps::on_device(DeviceId(0));
+        let mut stock = Stock::new(Clock::default());
+        for length in lengths {
+            stock.put(Chunk::create(&driver, length * MIB, &props).unwrap(), true);
+        }
+        let mut taken: Vec<u64> = Vec::new();
+        while taken.iter().sum::<u64>() < mib {
+            let missing_bytes = (mib - taken.iter().sum::<u64>()) * MIB;
+            let Some(chunk) = stock.take_near(&props, missing_bytes, keep_mib * MIB) else { break };
+            taken.push(chunk.bytes() / MIB);
+        }
+        taken
+    }
+
+    #[test]
+    fn no_chunk_more_is_exchanged_than_it_takes() {
+        assert_eq!(exchanged(&[2, 2, 8, 32], 10, 0), [32]);
+        assert_eq!(exchanged(&[8, 8, 32], 6, 0), [8]);
+        assert_eq!(exchanged(&[8, 8, 8], 20, 0), [8, 8, 8]);
+        assert_eq!(exchanged(&[8, 8, 4], 10, 0), [8, 4]);
+        assert_eq!(exchanged(&[8, 2], 100, 0), [8, 2]);
+    }
+
+    #[test]
+    fn what_is_kept_stays() {
+        assert_eq!(exchanged(&[32, 8], 40, 8), [32]);
+        assert_eq!(exchanged(&[32, 8], 20, 16), [8]);
+        assert_eq!(exchanged(&[32, 32], 2, 33), []);
+        assert_eq!(exchanged(&[32, 8], 2, u64::MAX >> 20), []);
     }
 }

@@ -20,6 +20,10 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
     let states: Vec<&LaneState> = guards.iter().map(|(_, guard)| &**guard).collect();
     for (reference, state) in &guards {
         lane(state).map_err(|text| format!("{name}, {:?}: {text}", state.stream))?;
+        let figures = &reference.cell.figures;
+        if !figures.are(state.live.asked_bytes, state.region.mapped_bytes()) {
+            return Err(format!("I33: {name}, {:?}: {figures:?}, {:?}", state.stream, state.live));
+        }
         if !state.is_listed_right(reference.cell) {
             return Err(format!("I20: {name}, {:?}: the directory is wrong", state.stream));
         }

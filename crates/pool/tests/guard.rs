@@ -12,7 +12,7 @@ use common::{HOME, Held, MIB, Rig};
 use vmm_pool::{DebugMode, Error, Hint, Pool, Request, block_of, free_raw, record_stream_raw};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::Sim;
-use vmm_sys::{Call, CaptureMode, Driver, ProbeKernel, ResultCode, Transfer};
+use vmm_sys::{CaptureMode, Driver, ProbeKernel, ResultCode, Transfer};
 
 fn rig() -> Rig {
     Rig::new(|b| b.debug_mode(DebugMode::Guard))
@@ -290,15 +290,10 @@ fn a_pair_costs_a_mapping_and_makes_no_chunk() {
     let rig = rig();
     drop(rig.lane.alloc(1000).unwrap());
     let calls = rig.calls(|| drop(rig.lane.alloc(1000).unwrap()));
-    for (call, count) in [
-        (Call::MemCreate, 0),
-        (Call::MemRelease, 0),
-        (Call::MemMap, 1),
-        (Call::MemSetAccess, 1),
-        (Call::MemUnmap, 1),
-    ] {
-        assert_eq!(calls.of(call), count, "{calls}");
-    }
+    // What docs/CONFIGURATION.md says that it costs.
+    let expected = "cuMemMap 1, cuMemUnmap 1, cuMemSetAccess 1, cuStreamGetCaptureInfo 1, \
+                    cuThreadExchangeStreamCaptureMode 4, cuEventRecord 1, cuEventQuery 1";
+    assert_eq!(calls.to_string(), expected);
     rig.end();
 }
 

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{HOME, Held, MIB, Rig};
-use vmm_pool::{ChunkSize, Lane, PoolBuilder};
+use vmm_pool::{Buffer, ChunkSize, DebugMode, Lane, PoolBuilder, Request};
 use vmm_sys::object::Stream;
 use vmm_sys::{Call, CallCounts, CaptureMode};
 
@@ -191,4 +191,72 @@ fn new_peaks_of_the_statistics_change_nothing_of_what_growth_goes_by() {
         calls
     };
     assert_eq!(work(false), work(true));
+}
+
+/// Makes a lane whose next 16 MiB go to a hole of 30 MiB, where the stock's chunks of 32 MiB are too
+/// long, and whose free memory, 28 MiB, is of no use for it.
+fn with_a_hole(rig: &Rig) -> Vec<Buffer> {
+    rig.pool.prefill(HOME, 32 * MIB).unwrap();
+    let mut pieces: Vec<Buffer> =
+        [14, 2, 14, 2].map(|mib| rig.lane.alloc(mib * MIB).unwrap()).into();
+    rig.pool.trim(HOME).unwrap();
+    for _ in 0..2 {
+        pieces.push(rig.lane.alloc_with(&Request::new(2 * MIB).align(32 * MIB)).unwrap());
+    }
+    assert_eq!(pieces[5].address() - pieces[4].address(), 32 * MIB);
+    drop((pieces.remove(2), pieces.remove(0)));
+    pieces
+}
+
+#[test]
+fn an_exchange_takes_no_more_than_it_needs_and_leaves_the_low_mark() {
+    let stocked = |low_mib: u64, stock_mib: u64| {
+        let rig = Rig::new(|b| b.soft_limit(Some(0.0)).stock_marks(low_mib * MIB, u64::MAX));
+        let pieces = with_a_hole(&rig);
+        rig.pool.prefill(HOME, stock_mib * MIB).unwrap();
+        let stock_bytes = rig.stats().stock_bytes;
+        let mut block = None;
+        let calls = rig.calls(|| block = Some(rig.lane.alloc(16 * MIB).unwrap()));
+        let given = stock_bytes - rig.stats().stock_bytes;
+        let counts = (calls.of(Call::MemRelease), given / MIB);
+        drop((pieces, block));
+        rig.end();
+        counts
+    };
+    // One chunk is more than 16 MiB already.
+    assert_eq!(stocked(0, 128), (1, 32));
+    assert_eq!(stocked(96, 128), (1, 32));
+    // What is made ahead of need is not for this.
+    assert_eq!(stocked(128, 128), (0, 0));
+    assert_eq!(stocked(97, 128), (0, 0));
+}
+
+#[test]
+fn at_the_hard_limit_as_much_stock_goes_as_is_lacking() {
+    let rig = Rig::new(|b| b.limit_bytes(256 * MIB).stock_marks(64 * MIB, u64::MAX));
+    let pieces = with_a_hole(&rig);
+    let room_bytes = 256 * MIB - rig.stats().held_bytes;
+    rig.pool.prefill(HOME, rig.stats().stock_bytes + room_bytes).unwrap();
+    let before = rig.stats();
+    assert_eq!(before.held_bytes, 256 * MIB);
+    let block = rig.lane.alloc(16 * MIB).unwrap();
+    let stats = rig.stats();
+    assert!(before.stock_bytes - stats.stock_bytes <= 32 * MIB, "{before:?} {stats:?}");
+    assert_eq!((stats.ladder.stock_released, stats.ladder.other_pools), (1, 0));
+    drop((pieces, block));
+    rig.end();
+}
+
+#[test]
+fn the_limit_of_guarded_lanes_goes_by_what_all_had_alive_too() {
+    let rig = Rig::new(|b| b.debug_mode(DebugMode::Guard));
+    let (_stream, other) = second_lane(&rig);
+    drop(rig.lane.alloc(32 * MIB).unwrap());
+    rig.pool.trim(HOME).unwrap();
+    // Each takes more than it asks for. That is within what was alive once, so nobody is disturbed.
+    let few: Vec<Buffer> = (0..4).map(|_| rig.lane.alloc(1000).unwrap()).collect();
+    let more = other.alloc(1000).unwrap();
+    assert_eq!(rig.stats().lanes_asked, 0);
+    drop((few, more, other, _stream));
+    rig.end();
 }

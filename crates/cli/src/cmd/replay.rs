@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
-use vmm_pool::{ChunkSize, Placement, text};
+use vmm_pool::{ChunkSize, DebugMode, Placement, text};
 use vmm_pool_cli::driver_choice::{DriverChoice, DriverRequest, choose};
 use vmm_pool_cli::replay::{Cause, HostClock, PassFigures, Plan, ReplayError, Spread, replay};
 use vmm_pool_cli::report::{Row, Setting, Table, write_json};
 use vmm_pool_cli::target::{
-    CudaMalloc, CudaMallocAsync, Late, LateDriver, PoolOptions, PoolTarget,
+    CudaMalloc, CudaMallocAsync, IdleLanes, Late, LateDriver, PoolOptions, PoolTarget,
 };
 use vmm_pool_cli::trace::Trace;
 use vmm_sys::DeviceId;
@@ -47,6 +47,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FRACTION|off", default_value = "0.01")]
     #[arg(value_parser = parse_soft_limit, allow_negative_numbers = true)]
     soft_limit: SoftLimit,
+    /// A lane that was not used for so many milliseconds gives its free chunks to the others. `auto`:
+    /// as a pool does by default on a GPU, never on the simulated device, whose figures would depend on
+    /// the speed of this machine.
+    #[arg(long, value_name = "auto|MS|off", default_value = "auto")]
+    idle_lane_ms: IdleLanes,
+    /// `guard`: each block has mappings of its own with unmapped addresses behind, so that stray
+    /// writes fault; every operation then costs driver calls.
+    #[arg(long, value_name = "off|guard", default_value = "off", value_parser = text::debug_mode)]
+    debug: DebugMode,
     /// Spread the blocks over N streams, one block in eight used on a second stream too
     /// (record_stream). Left out: the streams of the trace.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -146,6 +155,8 @@ impl<'a> Job<'a> {
             chunk: args.chunk,
             placement: args.placement,
             soft_limit: args.soft_limit.0,
+            idle_lanes: args.idle_lane_ms,
+            debug_mode: args.debug,
         };
         // The pool knows best which settings fit this device. Asked once, before anything runs.
         options.build(&choice.driver, device).map_err(Failure::refused)?;
@@ -245,6 +256,8 @@ impl<'a> Job<'a> {
             placement: None,
             chunk: None,
             soft_limit: None,
+            idle_lane_ms: None,
+            debug_mode: None,
             streams: plan.streams,
             seed: self.spread.map(|spread| spread.seed),
             late_us: self.args.late_us,
@@ -259,6 +272,8 @@ impl<'a> Job<'a> {
                     ChunkSize::Fixed(bytes) => bytes.to_string(),
                 }),
                 soft_limit: self.options.soft_limit,
+                idle_lane_ms: Some(self.options.idle_lanes.to_string()),
+                debug_mode: Some(text::debug_mode_name(self.options.debug_mode)),
                 ..driver_own(if peer.is_none() { "vmm-pool" } else { "vmm-pool on sim" })
             },
         }

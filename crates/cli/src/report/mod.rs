@@ -109,6 +109,10 @@ pub struct Setting {
     pub chunk: Option<String>,
     /// Fraction over peak live bytes up to which new memory is made; `None` also where it is off.
     pub soft_limit: Option<f64>,
+    /// `auto`, `off`, or the milliseconds after which an idle lane is emptied.
+    pub idle_lane_ms: Option<String>,
+    /// `off` or `guard`.
+    pub debug_mode: Option<&'static str>,
     /// Streams that the blocks are on.
     pub streams: usize,
     /// What spread them, if anything did.

@@ -44,6 +44,8 @@ fn pool() -> Setting {
         placement: Some("buddy"),
         chunk: Some("auto".to_owned()),
         soft_limit: Some(0.01),
+        idle_lane_ms: Some("auto".to_owned()),
+        debug_mode: Some("off"),
         streams: 1,
         seed: None,
         late_us: None,
@@ -51,7 +53,9 @@ fn pool() -> Setting {
 }
 
 fn driver_setting() -> Setting {
-    Setting { allocator: "cudaMalloc", placement: None, chunk: None, soft_limit: None, ..pool() }
+    let (placement, chunk, soft_limit, idle_lane_ms, debug_mode) = Default::default();
+    let allocator = "cudaMalloc";
+    Setting { allocator, placement, chunk, soft_limit, idle_lane_ms, debug_mode, ..pool() }
 }
 
 #[test]
@@ -76,7 +80,7 @@ fn a_json_row_has_exactly_the_promised_fields() {
             "address_free": 0, "other": 3,
         },
         "allocator": "vmm-pool", "placement": "buddy", "chunk": "auto", "soft_limit": 0.01,
-        "streams": 1, "seed": null, "late_us": null, "driver_time": "modelled",
+        "idle_lane_ms": "auto", "debug_mode": "off", "streams": 1, "seed": null, "late_us": null, "driver_time": "modelled",
     });
     assert_eq!(row, expected);
 }
@@ -85,7 +89,7 @@ fn a_json_row_has_exactly_the_promised_fields() {
 fn settings_of_the_pool_are_null_for_the_driver() {
     let row = &rows(&driver_setting(), DriverKind::Cuda, &["x"])[0];
     let row = serde_json::to_value(row).unwrap();
-    for field in ["placement", "chunk", "soft_limit"] {
+    for field in ["placement", "chunk", "soft_limit", "idle_lane_ms", "debug_mode"] {
         assert_eq!(row.get(field), Some(&serde_json::Value::Null), "{field}");
     }
     assert_eq!(row["driver_time"], "measured");

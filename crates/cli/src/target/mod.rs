@@ -17,7 +17,7 @@ use crate::replay::DriverTime;
 pub use context::CurrentContext;
 pub use driver_alloc::{AsyncBlock, CudaMalloc, CudaMallocAsync};
 pub use late::{Late, LateBlock, LateDriver};
-pub use pool::{PoolOptions, PoolTarget};
+pub use pool::{IdleLanes, PoolOptions, PoolTarget};
 
 fn create_streams(
     driver: &Arc<dyn Driver>,

@@ -1,8 +1,10 @@
 //! The pool under replay: a lane a stream, everything else as a user would have it.
 
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
-use vmm_pool::{Buffer, ChunkSize, Error, Lane, Placement, Pool};
+use vmm_pool::{Buffer, ChunkSize, DebugMode, Error, Lane, Placement, Pool, text};
 use vmm_sys::object::Stream;
 use vmm_sys::{CallCounts, DeviceId, Driver, DriverKind};
 
@@ -19,6 +21,55 @@ pub struct PoolOptions {
     pub placement: Placement,
     /// Fraction over peak live bytes up to which new memory is made before free chunks are moved.
     pub soft_limit: Option<f64>,
+    /// When an idle lane is emptied.
+    pub idle_lanes: IdleLanes,
+    /// Whether stray writes are looked for.
+    pub debug_mode: DebugMode,
+}
+
+impl Default for PoolOptions {
+    fn default() -> PoolOptions {
+        PoolOptions {
+            chunk: ChunkSize::Auto,
+            placement: Placement::default(),
+            soft_limit: Some(0.01),
+            idle_lanes: IdleLanes::Auto,
+            debug_mode: DebugMode::Off,
+        }
+    }
+}
+
+/// When an idle lane is emptied for others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IdleLanes {
+    /// On a GPU after the pool's own time. Not on the simulated device: the figures there shall not
+    /// depend on how fast this machine is.
+    #[default]
+    Auto,
+    /// After so many milliseconds; never, if none are named.
+    After(Option<u64>),
+}
+
+impl FromStr for IdleLanes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<IdleLanes, String> {
+        if text == "auto" {
+            return Ok(IdleLanes::Auto);
+        }
+        let after = text::ms_or_off(text).map(IdleLanes::After);
+        after.map_err(|error| format!("{error}, or `auto`"))
+    }
+}
+
+impl fmt::Display for IdleLanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            IdleLanes::Auto => f.write_str("auto"),
+            IdleLanes::After(None) => f.write_str("off"),
+            IdleLanes::After(Some(ms)) => write!(f, "{ms}"),
+        }
+    }
 }
 
 impl PoolOptions {
@@ -31,13 +82,15 @@ impl PoolOptions {
             .device(device)
             .chunk(self.chunk)
             .placement(self.placement)
-            .soft_limit(self.soft_limit);
-        match driver.kind() {
-            DriverKind::Cuda => builder.build(),
-            // The figures of a replay on the simulated device are the same each time: they do not
-            // depend on how fast this machine is.
-            DriverKind::Sim => builder.background(false).idle_lane_ms(None).build(),
-        }
+            .soft_limit(self.soft_limit)
+            .debug_mode(self.debug_mode);
+        let builder = match (self.idle_lanes, driver.kind()) {
+            (IdleLanes::Auto, DriverKind::Cuda) => builder,
+            (IdleLanes::Auto, DriverKind::Sim) => builder.idle_lane_ms(None),
+            (IdleLanes::After(ms), _) => builder.idle_lane_ms(ms),
+        };
+        // Without the thread a replay on the simulated device makes the same calls each time.
+        builder.background(driver.kind() == DriverKind::Cuda).build()
     }
 }
 

@@ -3,7 +3,6 @@
 use std::num::NonZeroU16;
 use std::path::Path;
 
-use vmm_pool::{ChunkSize, Placement};
 use vmm_sys::Call;
 use vmm_sys::sim::Sim;
 
@@ -14,8 +13,6 @@ use crate::replay::{
 use crate::trace::Trace;
 
 const DEVICE: DeviceId = DeviceId(0);
-const OPTIONS: PoolOptions =
-    PoolOptions { chunk: ChunkSize::Auto, placement: Placement::FirstFit, soft_limit: Some(0.01) };
 
 fn sim() -> Arc<dyn Driver> {
     let driver: Arc<dyn Driver> = Sim::builder().device_bytes(1 << 30).build();
@@ -44,7 +41,9 @@ fn run_all(plan: &Plan<'_>) -> [(&'static str, Outcome); 3] {
         (name, outcome)
     };
     [
-        on("pool", &|driver| run(plan, || PoolTarget::new(driver, DEVICE, &OPTIONS, plan.streams))),
+        on("pool", &|driver| {
+            run(plan, || PoolTarget::new(driver, DEVICE, &PoolOptions::default(), plan.streams))
+        }),
         on("cudaMalloc", &|driver| run(plan, || CudaMalloc::new(driver, DEVICE))),
         on("cudaMallocAsync", &|driver| {
             run(plan, || CudaMallocAsync::new(driver, DEVICE, plan.streams))
@@ -120,7 +119,7 @@ fn a_warm_pass_of_the_pool_makes_no_driver_call() {
         .chain((0..50).map(free))
         .collect();
     let trace = trace(&text);
-    let options = PoolOptions { soft_limit: None, ..OPTIONS };
+    let options = PoolOptions { soft_limit: None, ..PoolOptions::default() };
     let plan = Plan::new(&trace, None);
     let figures = run(&plan, || PoolTarget::new(&driver, DEVICE, &options, 1)).unwrap();
     assert!(figures[0].calls.of(Call::MemCreate) > 0);
@@ -143,17 +142,17 @@ fn work_behind_the_frees_ends_late_and_leaves_nothing() {
     let held = |figures: &[PassFigures]| figures.iter().map(|pass| pass.peak_held_bytes).max();
     let driver = sim();
     let before = free_bytes(&driver);
-    let idle = run(&plan, || PoolTarget::new(&driver, DEVICE, &OPTIONS, 2)).unwrap();
+    let idle = run(&plan, || PoolTarget::new(&driver, DEVICE, &PoolOptions::default(), 2)).unwrap();
 
     let machine = Sim::builder().device_bytes(1 << 30).build();
     let on = LateDriver::Sim(machine);
-    let late = run(&plan, || Late::new(&on, DEVICE, &OPTIONS, 2, 2000)).unwrap();
+    let late = run(&plan, || Late::new(&on, DEVICE, &PoolOptions::default(), 2, 2000)).unwrap();
     assert!(held(&late) > held(&idle), "blocks that cross are held up");
     assert_eq!((waits(&idle), waits(&late)), (0, 0));
 
     // As on a GPU: the streams wait for words of host memory, in real time.
     let on = LateDriver::Gpu(driver.clone());
-    let gated = run(&plan, || Late::new(&on, DEVICE, &OPTIONS, 2, 20_000)).unwrap();
+    let gated = run(&plan, || Late::new(&on, DEVICE, &PoolOptions::default(), 2, 20_000)).unwrap();
     assert!(gated[0].calls.of(Call::StreamWaitValue32) > 0);
     assert_eq!(waits(&gated), 0);
     drop(on);
@@ -167,8 +166,33 @@ fn the_threads_own_context_comes_back_after_a_replay() {
     let outer = CudaMalloc::new(&driver, DEVICE).unwrap();
     let current = driver.context_current().unwrap();
     assert!(current.is_some(), "no call has to switch contexts");
-    drop(PoolTarget::new(&driver, DEVICE, &OPTIONS, 1).unwrap());
+    drop(PoolTarget::new(&driver, DEVICE, &PoolOptions::default(), 1).unwrap());
     assert_eq!(driver.context_current().unwrap(), current);
     drop(outer);
     assert_eq!(driver.context_current().unwrap(), None);
+}
+
+/// Whether a lane that is left alone is emptied by the misses of another one.
+fn empties_an_idle_lane(idle_lanes: IdleLanes) -> bool {
+    let driver = sim();
+    // Within a soft limit the misses would take what the lane has free before.
+    let options = PoolOptions { idle_lanes, soft_limit: None, ..PoolOptions::default() };
+    let pool = options.build(&driver, DEVICE).unwrap();
+    let streams = create_streams(&driver, DEVICE, 2).unwrap();
+    let lanes = [0, 1].map(|nth: usize| pool.lane(&streams[nth]).unwrap());
+    drop(lanes[0].alloc(20 << 20).unwrap());
+    let emptied = || pool.device_stats(DEVICE).unwrap().idle_lanes_emptied > 0;
+    let mut held = Vec::new();
+    (0..20).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        held.push(lanes[1].alloc(30 << 20).unwrap());
+        emptied()
+    })
+}
+
+#[test]
+fn on_the_simulated_device_idle_lanes_are_emptied_only_if_that_is_asked_for() {
+    assert!(empties_an_idle_lane(IdleLanes::After(Some(1))));
+    assert!(!empties_an_idle_lane(IdleLanes::Auto));
+    assert!(!empties_an_idle_lane(IdleLanes::After(None)));
 }

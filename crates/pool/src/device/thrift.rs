@@ -10,6 +10,11 @@ impl Device {
         self.peak_live_bytes.fetch_max(live_bytes, Ordering::Relaxed);
     }
 
+    /// Counts a lane that a request of another one looks into.
+    pub(crate) fn asks_a_lane(&self) {
+        self.lanes_asked.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// The most that the lanes together had alive, as far as it was noted.
     pub(crate) fn peak_live_bytes(&self) -> u64 {
         self.peak_live_bytes.load(Ordering::Relaxed)

@@ -11,8 +11,9 @@ use super::claim::{Claim, act, claim, grant_again, hand_back, split};
 use super::gate::is_captured;
 use super::guard::Guards;
 use super::report::out_of_memory;
+use super::survey::{Found, Surveyed, Terms, survey};
 use super::thrift::{Lack, Thrift};
-use super::window::{Window, choose_window, runs};
+use super::window::reserve;
 use super::{Lane, LaneState, Wait, sweep};
 use crate::buffer::Buffer;
 use crate::capture;
@@ -20,13 +21,10 @@ use crate::carries::Carrying;
 use crate::depot::Shortage;
 use crate::device::Device;
 use crate::error::Error;
-use crate::growth::{self, Piece, Source, Supply};
+use crate::growth::Source;
 use crate::idle;
 use crate::ladder::{Climb, Rung};
-use crate::region::Region;
 use crate::request::Request;
-use crate::stock::Stock;
-use crate::sync::MutexGuard;
 use crate::turn::Turn;
 
 /// Rounds of reserve, race and retry before a request gives up: far more than can be needed.
@@ -68,6 +66,8 @@ struct Short {
     refusal: Option<DriverError>,
     /// No other thread had memory in its hands meanwhile that might have been enough.
     is_sure: bool,
+    /// What may be lacking at most.
+    bytes: u64,
 }
 
 /// What one attempt goes by.
@@ -149,9 +149,12 @@ fn climb_to_memory(
                 let elsewhere_bytes = &mut means.elsewhere_bytes;
                 means.thrift = means.thrift.next(device, lane.reference(), lack, elsewhere_bytes);
             }
-            Outcome::Short(Short { refusal, is_sure }) => {
+            Outcome::Short(Short { refusal, is_sure, bytes }) => {
+                // Of the driver's memory nobody knows how much is left.
+                let room_bytes = if refusal.is_none() { device.depot.room_bytes() } else { 0 };
+                let lack_bytes = bytes.saturating_sub(room_bytes);
                 cause = refusal.or(cause);
-                if !climb.next(device, lane.reference(), request, is_sure) {
+                if !climb.next(device, lane.reference(), request, is_sure, lack_bytes) {
                     break;
                 }
                 is_swept = false;
@@ -164,7 +167,7 @@ fn climb_to_memory(
 fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Error> {
     let device = &*lane.device;
     let carries = device.depot.carries.settled();
-    let (mut claim, carrying) = {
+    let (mut claim, carrying, bytes) = {
         let mut guard = lane.cell.lock();
         let state = lane.state(&mut guard)?;
         let miss = match find(state, request, means.rung) {
@@ -173,12 +176,13 @@ fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Erro
             }
             Err(miss) => miss,
         };
+        let bytes = miss.bytes.next_multiple_of(state.region.slot_bytes());
         match plan(state, device, &miss, request, means) {
-            Planned::Claim(claim, carrying) => (claim, carrying),
+            Planned::Claim(claim, carrying) => (claim, carrying, bytes),
             Planned::Reserve(miss) => return Ok(Outcome::Reserve(miss)),
             Planned::Short => {
                 let is_sure = carries.is_some() && device.depot.carries.settled() == carries;
-                return Ok(Outcome::Short(Short { refusal: None, is_sure }));
+                return Ok(Outcome::Short(Short { refusal: None, is_sure, bytes }));
             }
             Planned::AskCapture => return Ok(Outcome::AskCapture),
             Planned::Beyond(lack) => return Ok(Outcome::Beyond(lack)),
@@ -196,7 +200,7 @@ fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Erro
     drop(carrying);
     // One of them was this thread's own.
     let is_sure = carries.is_some_and(|before| device.depot.carries.settled() == Some(before + 1));
-    let short = |refusal| Ok(Outcome::Short(Short { refusal, is_sure }));
+    let short = |refusal| Ok(Outcome::Short(Short { refusal, is_sure, bytes }));
     match brought {
         Ok(()) | Err(Shortage::Limit) => short(None),
         Err(Shortage::Driver(error)) if error.is_out_of_memory() => short(Some(error)),
@@ -261,112 +265,6 @@ fn plan<'a>(
     Planned::Claim(claim(state, miss, &window, &pieces, &keys, &mut take), carrying)
 }
 
-/// What a request may draw on beside its lane's own chunks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
-    /// Slots that may be created.
-    pub(super) create_slots: u64,
-    /// Whether the stock may be used.
-    pub(super) with_stock: bool,
-    /// Create no more than is missing.
-    pub(super) exact: bool,
-    /// Whether the lane's own chunks may move to other addresses.
-    pub(super) may_move: bool,
-    /// What is alive in the device's other lanes.
-    pub(super) elsewhere_bytes: u64,
-    /// Bytes of the stock that the soft limit does not count: they were made ahead of need.
-    pub(super) shelf_bytes: u64,
-}
-
-/// Where a missing block would go, and what would bring memory there.
-pub(super) struct Found {
-    window: Window,
-    pieces: Vec<Piece>,
-    /// Of the lane's free chunks, for the pieces that name one.
-    keys: Vec<u32>,
-    /// What is to be made beyond the soft limit.
-    beyond: Lack,
-}
-
-pub(super) enum Surveyed<'a> {
-    /// It can be served, as long as the stock stays locked.
-    Found(Found, MutexGuard<'a, Stock>),
-    /// Addresses are missing.
-    NoAddresses,
-    /// Memory is missing.
-    Short,
-}
-
-/// Looks how a miss could be served, and changes nothing.
-pub(super) fn survey<'a>(
-    state: &LaneState,
-    device: &'a Device,
-    miss: &Miss,
-    request: &Request,
-    terms: Terms,
-) -> Surveyed<'a> {
-    let region = &state.region;
-    let slot_bytes = region.slot_bytes();
-    let window = match &state.guards {
-        None => choose_window(region, &state.heap, miss),
-        Some(guards) => guards.choose_window(region, miss),
-    };
-    let Some(window) = window else { return Surveyed::NoAddresses };
-    let mut runs = runs(region, &window);
-    let live_bytes = state.live.asked_bytes + request.bytes();
-    let peak_live = state.peak_live_bytes().max(live_bytes);
-    let soft = soft_slots(device, peak_live.max(live_bytes + terms.elsewhere_bytes), terms);
-    let needed = u64::from(window.missing_slots);
-    let mut chunk_bytes = growth::chunk_bytes(&device.plan, peak_live);
-    if state.guards.is_some() {
-        // As few mappings as can be, and none that reaches into the gap.
-        chunk_bytes = device.plan.chunk_max_bytes;
-        runs.iter_mut().for_each(|run| run.spare_slots = 0);
-    }
-    let chunk_slots = (chunk_bytes / slot_bytes) as u32;
-    // Looked for only where they may be needed: it walks the whole heap.
-    let is_short = soft < needed + u64::from(chunk_slots) || terms.create_slots < needed;
-    let keys = if is_short && terms.may_move && state.may_move() {
-        state.free_chunks(window.first_slot, window.end_slot)
-    } else {
-        Vec::new()
-    };
-    let length = |key: &u32| region.placed_at(*key).map_or(0, |placed| placed.slots);
-    let free_chunks = keys.iter().map(length).collect();
-    let stock = device.depot.stock.lock();
-    let shelves = stock.counts(&device.plan.props).filter(|_| terms.with_stock);
-    let supply = Supply {
-        stock: shelves.map(|(b, n)| ((b / slot_bytes) as u32, n as u32)).collect(),
-        free_chunks,
-        create_slots: terms.create_slots,
-        soft_slots: soft,
-        chunk_slots,
-        exact: terms.exact || state.guards.is_some(),
-    };
-    match growth::cover(&runs, supply) {
-        Some(pieces) => {
-            let created = pieces.iter().filter(|piece| piece.source == Source::Create);
-            let chunk_slots = created.clone().map(|piece| piece.slots).max().unwrap_or(0);
-            let created: u64 = created.map(|piece| u64::from(piece.slots)).sum();
-            let beyond = Lack {
-                bytes: created.saturating_sub(soft) * slot_bytes,
-                chunk_slots,
-                window: (window.first_slot, window.end_slot),
-            };
-            Surveyed::Found(Found { window, pieces, keys, beyond }, stock)
-        }
-        None => Surveyed::Short,
-    }
-}
-
-/// Slots that may be created within the soft limit, which goes by all lanes together.
-fn soft_slots(device: &Device, live_bytes: u64, terms: Terms) -> u64 {
-    let peak_bytes = device.peak_live_bytes().max(live_bytes);
-    let held_bytes = device.held_for_lanes_bytes(terms.shelf_bytes);
-    let bytes = growth::soft_allowance_bytes(device.plan.soft_limit, peak_bytes, held_bytes);
-    bytes / device.plan.granularity_bytes
-}
-
 /// Makes the brought memory part of the heap and serves the request from it; gives the claim back
 /// if the device's policy has changed since the memory was granted.
 fn publish(
@@ -378,7 +276,8 @@ fn publish(
     let (start, stop) = (claim.window_offset, claim.window_offset + claim.window_bytes);
     let mut guard = lane.cell.lock();
     // A busy lane does not retire.
-    let lost = Outcome::Short(Short { refusal: None, is_sure: false });
+    let bytes = claim.window_bytes;
+    let lost = Outcome::Short(Short { refusal: None, is_sure: false, bytes });
     let Some(state) = guard.as_mut() else { return Ok(lost) };
     // Whoever changes it looks at the lane's mappings afterwards.
     if claim.policy != lane.device.policy.version() {
@@ -398,7 +297,9 @@ fn publish(
     state.marks.clear(start);
     if state.guards.is_some() {
         let block = Block { offset: start, bytes: claim.window_bytes };
-        return Ok(Outcome::Done(state.hand_out_guarded(lane.cell, block, request)));
+        let buffer = state.hand_out_guarded(lane.cell, block, request);
+        state.note_live(elsewhere_bytes);
+        return Ok(Outcome::Done(buffer));
     }
     if let Err(error) = state.heap.free(start) {
         debug_assert!(false, "the window is a block: {error:?}");
@@ -406,43 +307,11 @@ fn publish(
     Ok(match state.heap.alloc(request.bytes(), request.align_bytes()) {
         Ok(block) => {
             let buffer = state.hand_out(lane.cell, block, request.bytes());
-            let live_bytes = state.live.asked_bytes + elsewhere_bytes;
-            lane.device.note_live(live_bytes.max(state.peak_live_bytes()));
+            state.note_live(elsewhere_bytes);
             Outcome::Done(buffer)
         }
         // The window was made for this request; were it ever too small, the next round grows
         // again instead of losing what was brought.
         Err(_) => lost,
     })
-}
-
-/// Reserves more addresses: twice what the lane has, down to what the missing block needs.
-fn reserve(lane: &Lane, miss: &Miss) -> Result<(), Error> {
-    let plan = &lane.device.plan;
-    let (hint, reserved, first, need_bytes) = {
-        let mut guard = lane.cell.lock();
-        let state = lane.state(&mut guard)?;
-        // There may be many graphs, and each holds little.
-        let first = if state.is_private { plan.align_max_bytes * 32 } else { plan.reserve_bytes };
-        let region = &state.region;
-        let gaps_bytes = if state.guards.is_some() { 2 * region.slot_bytes() } else { 0 };
-        (region.next_address(), region.reserved_bytes(), first, miss.bytes + gaps_bytes)
-    };
-    let min_bytes = need_bytes.next_multiple_of(plan.granularity_bytes);
-    let wish = reserved.max(first);
-    let align_bytes = plan.align_max_bytes;
-    let range = Region::reserve(&lane.device.driver, min_bytes, wish, align_bytes, hint);
-    let mut guard = lane.cell.lock();
-    let state = lane.state(&mut guard)?;
-    let range = match range {
-        Ok(range) => range,
-        Err(cause) if !cause.is_out_of_addresses() => return Err(Error::Driver(cause)),
-        // Those that there are come round sooner.
-        Err(_) if state.guards.as_mut().is_some_and(|guards| guards.pack()) => return Ok(()),
-        Err(cause) => return Err(Error::OutOfAddresses { bytes: min_bytes, cause }),
-    };
-    state.list_range(lane.cell, range.address(), range.bytes())?;
-    // Real addresses are aligned to `align_bytes`; a placement may want more of logical ones.
-    state.region.add_segment(range, need_bytes, miss.align.max(align_bytes));
-    Ok(())
 }

@@ -53,6 +53,11 @@ impl Limbo {
         self.retired.len() + self.retired_in_hand
     }
 
+    /// Whether there is anything for a sweep to look at.
+    pub(super) fn has_entries(&self) -> bool {
+        !(self.parked.is_empty() && self.retired.is_empty())
+    }
+
     /// Whether entries are in the hands of a sweep.
     pub(super) fn is_in_hand(&self) -> bool {
         self.parked_in_hand + self.retired_in_hand > 0
@@ -112,7 +117,7 @@ pub(crate) fn free_special(
         let gates: Vec<_> = behind.iter().filter(|gate| gate.concerns(own)).cloned().collect();
         if streams.is_empty() && gates.is_empty() {
             let block_bytes = state.heap.block_bytes(offset).unwrap_or(0);
-            let retire_now = state.take_back(offset, bytes);
+            let retire_now = state.take_back(cell, offset, bytes);
             if is_guarded {
                 state.retire_block(offset, block_bytes, &state.own_gates());
             }
@@ -150,7 +155,7 @@ fn park(
             // It is unmapped when they have passed, not handed out again in the lane's own order.
             gates.extend(state.own_gates());
         }
-        state.uncount(offset, bytes);
+        state.uncount(cell, offset, bytes);
         let block_bytes = state.heap.block_bytes(offset).unwrap_or(0);
         state.live.block_bytes -= block_bytes;
         state.limbo.block_bytes += block_bytes;
@@ -219,7 +224,7 @@ fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return Pass::default() };
         let limbo = &mut state.limbo;
-        if limbo.parked.is_empty() && limbo.retired.is_empty() {
+        if !limbo.has_entries() {
             return Pass::default();
         }
         let (parked, retired) =

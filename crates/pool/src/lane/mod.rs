@@ -10,6 +10,7 @@
 mod claim;
 mod close;
 mod divert;
+mod figures;
 mod gate;
 mod grow;
 mod guard;
@@ -17,61 +18,42 @@ mod limbo;
 mod marks;
 pub(crate) mod raw;
 mod report;
+mod shell;
+mod survey;
 mod thrift;
 mod window;
 
 use std::fmt;
 use std::sync::Arc;
 
-use crossbeam::utils::CachePadded;
-use vmm_heap::{Heap, HeapConfig};
-use vmm_lock::BiasedMutex;
+use vmm_heap::Heap;
 use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, process};
 
 pub(crate) use close::{close, gate_for_good, retire, trim, trim_if_idle};
 pub(crate) use divert::undivert;
+pub(crate) use figures::Figures;
 pub(crate) use gate::{Asker, Gate, Pending, Waited, is_captured, record};
 pub(crate) use limbo::{Wait, free_special, sweep};
+pub(crate) use shell::LaneCell;
 
 use crate::buffer::{Buffer, Home};
-use crate::config::{DebugMode, Plan};
+use crate::config::Plan;
 use crate::device::Device;
-use crate::directory;
 use crate::error::Error;
 use crate::idle::Seen;
 use crate::lanes::LaneRef;
 use crate::pool::PoolInner;
 use crate::region::Region;
 use crate::request::Request;
-use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, global};
-use crate::trace::{LaneTrace, Recorder};
+use crate::trace::LaneTrace;
 use guard::Guards;
 use limbo::Limbo;
 use marks::Marks;
 use thrift::Mark;
 
-/// The shell of a lane, padded so that no two lanes share a cache line.
-#[derive(Debug)]
-pub(crate) struct LaneCell {
-    /// Where the directory finds it.
-    number: u32,
-    state: CachePadded<BiasedMutex<Option<LaneState>>>,
-}
-
 /// A lane's state under its lock.
 pub(crate) type LaneGuard<'a> = vmm_lock::Guard<'a, Option<LaneState>>;
-
-global! {
-    /// Shells of lanes that retired.
-    static VACANT: Mutex<Vec<&'static LaneCell>> = Mutex::new(Vec::new());
-}
-
-global! {
-    /// Tells a lane from an earlier one in the same shell.
-    static NEXT_LANE: AtomicU64 = AtomicU64::new(1);
-}
 
 /// Operations between two emptyings of the magazines of a lane that falls idle, so that a lone
 /// buffer made and dropped in a loop still finds its magazine.
@@ -144,67 +126,6 @@ impl fmt::Debug for LaneState {
     }
 }
 
-impl LaneCell {
-    /// A shell without a lane; the directory makes them.
-    pub(crate) fn vacant(number: u32) -> LaneCell {
-        LaneCell { number, state: CachePadded::new(BiasedMutex::new(None)) }
-    }
-
-    pub(crate) fn number(&self) -> u32 {
-        self.number
-    }
-
-    #[inline]
-    pub(crate) fn lock(&self) -> LaneGuard<'_> {
-        self.state.lock()
-    }
-
-    /// A shell with a new, empty lane in it.
-    pub(crate) fn open(
-        device: Arc<Device>,
-        stream: Stream,
-        recorder: Option<&Arc<Recorder>>,
-    ) -> LaneRef {
-        let id = NEXT_LANE.fetch_add(1, Ordering::Relaxed);
-        let guards = (device.plan.debug_mode == DebugMode::Guard).then(Box::default);
-        let special = guards.is_some() || stream.is_per_thread();
-        let home = Home { device: device.plan.device, special };
-        let state = LaneState {
-            id,
-            heap: Heap::new(HeapConfig { placement: device.plan.placement, ..Default::default() }),
-            region: Region::new(device.plan.granularity_bytes),
-            live: Live::default(),
-            earlier_peak_bytes: 0,
-            mark: None,
-            trace: recorder.map(|recorder| LaneTrace::new(recorder, id, home.device, stream.id())),
-            limbo: Limbo::default(),
-            device,
-            home,
-            last: None,
-            drained_tick: 0,
-            seen: Seen::default(),
-            closing: false,
-            open_id: id,
-            diverted: None,
-            is_private: false,
-            launches: Vec::new(),
-            busy: 0,
-            marks: if stream.is_per_thread() { Marks::of_one_thread() } else { Marks::default() },
-            guards,
-            stream,
-            is_listed: false,
-        };
-        let vacant = VACANT.lock().pop();
-        let cell = vacant.unwrap_or_else(directory::new_shell);
-        *cell.lock() = Some(state);
-        LaneRef { cell, id }
-    }
-
-    fn give_back_shell(&'static self) {
-        VACANT.lock().push(self);
-    }
-}
-
 impl LaneState {
     /// Counts a block as live and makes the buffer for it.
     #[inline(always)]
@@ -214,6 +135,7 @@ impl LaneState {
         live.asked_bytes += bytes;
         live.block_bytes += block.bytes;
         live.peak_asked_bytes = live.peak_asked_bytes.max(live.asked_bytes);
+        cell.figures.tell_live(live.asked_bytes);
         if let Some(trace) = &self.trace {
             trace.alloc(block.offset, bytes);
         }
@@ -224,18 +146,23 @@ impl LaneState {
     /// Takes a buffer's block out of the live ones; it is reusable at once. Returns whether the
     /// lane should retire.
     #[inline]
-    pub(crate) fn take_back(&mut self, offset: u64, bytes: u64) -> bool {
+    pub(crate) fn take_back(&mut self, cell: &LaneCell, offset: u64, bytes: u64) -> bool {
         match self.heap.free(offset) {
-            Ok(block_bytes) => self.count_taken_back(offset, bytes, block_bytes),
+            Ok(block_bytes) => self.count_taken_back(cell, (offset, bytes), block_bytes),
             Err(error) => Self::nothing_to_take_back(error),
         }
     }
 
     /// Counts a block that the heap has taken back. Returns whether the lane should retire.
-    #[inline]
-    fn count_taken_back(&mut self, offset: u64, bytes: u64, block_bytes: u64) -> bool {
+    #[inline(always)]
+    fn count_taken_back(
+        &mut self,
+        cell: &LaneCell,
+        (offset, bytes): (u64, u64),
+        block_bytes: u64,
+    ) -> bool {
         self.live.block_bytes -= block_bytes;
-        self.uncount(offset, bytes);
+        self.uncount(cell, offset, bytes);
         self.live.buffers == 0 && self.fall_idle()
     }
 
@@ -258,14 +185,15 @@ impl LaneState {
         self.should_retire()
     }
 
-    #[inline]
-    pub(crate) fn uncount(&mut self, offset: u64, bytes: u64) {
+    #[inline(always)]
+    pub(crate) fn uncount(&mut self, cell: &LaneCell, offset: u64, bytes: u64) {
         if let Some(trace) = &self.trace {
             trace.free(offset);
         }
         self.live.buffers -= 1;
         // Less is counted only if a buffer's address was freed as if it were a raw block's.
         self.live.asked_bytes = self.live.asked_bytes.saturating_sub(bytes);
+        cell.figures.tell_live(self.live.asked_bytes);
     }
 
     /// Whether `stream` is another one than the lane's, so that memory it uses has to wait for it.

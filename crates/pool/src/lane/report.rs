@@ -3,8 +3,8 @@
 use vmm_heap::GRANULE_BYTES;
 use vmm_sys::DriverError;
 
-use super::grow::{Surveyed, Terms, survey};
 use super::guard::Guards;
+use super::survey::{Surveyed, Terms, survey};
 use super::{Lane, LaneState};
 use crate::device::Device;
 use crate::error::Error;

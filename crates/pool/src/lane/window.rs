@@ -1,8 +1,10 @@
 //! Where a missing block shall lie: the window of free and unmapped addresses that needs the
-//! least new memory.
+//! least new memory; and more addresses, if none is large enough.
 
 use vmm_heap::{Heap, Miss};
 
+use super::Lane;
+use crate::error::Error;
 use crate::growth::Run;
 use crate::region::{Region, Slot};
 
@@ -85,4 +87,35 @@ pub(super) fn runs(region: &Region, window: &Window) -> Vec<Run> {
         run.spare_slots = segment_end.saturating_sub(run.first_slot + run.slots);
     }
     runs
+}
+
+/// Reserves more addresses: twice what the lane has, down to what the missing block needs.
+pub(super) fn reserve(lane: &Lane, miss: &Miss) -> Result<(), Error> {
+    let plan = &lane.device.plan;
+    let (hint, reserved, first, need_bytes) = {
+        let mut guard = lane.cell.lock();
+        let state = lane.state(&mut guard)?;
+        // There may be many graphs, and each holds little.
+        let first = if state.is_private { plan.align_max_bytes * 32 } else { plan.reserve_bytes };
+        let region = &state.region;
+        let gaps_bytes = if state.guards.is_some() { 2 * region.slot_bytes() } else { 0 };
+        (region.next_address(), region.reserved_bytes(), first, miss.bytes + gaps_bytes)
+    };
+    let min_bytes = need_bytes.next_multiple_of(plan.granularity_bytes);
+    let wish = reserved.max(first);
+    let align_bytes = plan.align_max_bytes;
+    let range = Region::reserve(&lane.device.driver, min_bytes, wish, align_bytes, hint);
+    let mut guard = lane.cell.lock();
+    let state = lane.state(&mut guard)?;
+    let range = match range {
+        Ok(range) => range,
+        Err(cause) if !cause.is_out_of_addresses() => return Err(Error::Driver(cause)),
+        // Those that there are come round sooner.
+        Err(_) if state.guards.as_mut().is_some_and(|guards| guards.pack()) => return Ok(()),
+        Err(cause) => return Err(Error::OutOfAddresses { bytes: min_bytes, cause }),
+    };
+    state.list_range(lane.cell, range.address(), range.bytes())?;
+    // Real addresses are aligned to `align_bytes`; a placement may want more of logical ones.
+    state.region.add_segment(range, need_bytes, miss.align.max(align_bytes));
+    Ok(())
 }
