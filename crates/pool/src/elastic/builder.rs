@@ -25,6 +25,7 @@ pub struct ElasticBuilder {
     exportable: bool,
     tag: Option<Arc<str>>,
     quota: Option<Budget>,
+    movable: bool,
     access: Option<BTreeMap<DeviceId, Access>>,
 }
 
@@ -39,6 +40,7 @@ impl ElasticBuilder {
             single_piece: false,
             tag: None,
             quota: None,
+            movable: false,
             access: None,
         }
     }
@@ -85,6 +87,15 @@ impl ElasticBuilder {
     /// A quota that several buffers share, those of one tag for example. The last one given counts.
     pub fn quota(mut self, quota: Budget) -> Self {
         self.quota = Some(quota);
+        self
+    }
+
+    /// Whether its memory may be lent elsewhere to make room on a device that is short, for requests
+    /// that may borrow ([`Request::may_borrow`](crate::Request::may_borrow)): to a neighbour that
+    /// lends, else to the host, while no guard of it is alive. It comes home when there is room.
+    /// Default: false.
+    pub fn movable(mut self, on: bool) -> Self {
+        self.movable = on;
         self
     }
 
@@ -173,6 +184,7 @@ impl ElasticBuilder {
             follows_policy: self.access.is_none(),
             tag: self.tag.clone(),
             quota: self.quota.clone(),
+            movable: self.movable,
         })
     }
 }

@@ -119,6 +119,11 @@ impl Uses {
         UseCounts { open: state.open.len() as u64, begun: state.begun }
     }
 
+    /// Whether a guard is alive, or a read or write from the host is under way.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.state().open_count() > 0
+    }
+
     /// See [`State::gates`].
     pub(crate) fn gates(&self) -> Vec<Gate> {
         self.state().gates()

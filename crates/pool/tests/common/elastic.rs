@@ -148,3 +148,9 @@ pub(crate) struct Picture {
     bytes: Vec<Vec<u8>>,
     stats: Vec<DeviceStats>,
 }
+
+impl Picture {
+    pub(crate) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+}
