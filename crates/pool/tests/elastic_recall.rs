@@ -1,17 +1,15 @@
-//! Borrowed memory that goes back: recalled by its lender, home by itself when there is room, out of
-//! the way where a device is short.
+//! Borrowed memory that is called back by its lender, and memory that moves out of the way where a
+//! device is short.
 #![allow(clippy::unwrap_used, reason = "a failure ends the story")]
 
 mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::elastic::{G, Machine, machine};
-use vmm_pool::{
-    Contents, ElasticBuffer, ElasticError, Error, Growth, Place, PoolBuilder, Recall, Request,
-};
+use common::elastic::{G, Machine, check, count, machine};
+use vmm_pool::{Contents, ElasticError, Error, Growth, Place, PoolBuilder, Recall, Request};
 use vmm_sys::sim::{FaultPlan, SimBuilder};
 use vmm_sys::{Call, DeviceId, ResultCode};
 
@@ -29,31 +27,6 @@ fn two(settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Machine {
     machine(2, small_home, |pool| settings(pool.lend(AWAY, 64 * G)))
 }
 
-/// A buffer that fills the home and borrows `chunks` more, each written.
-fn borrower(machine: &Machine, chunks: u64) -> ElasticBuffer {
-    let buffer = machine.buffer(0, 64 * G);
-    let grown = buffer.grow(Growth::to((4 + chunks) * G).borrow_from([AWAY])).unwrap();
-    assert_eq!(grown.borrowed, [(AWAY.into(), chunks * G)]);
-    for chunk in 0..4 + chunks {
-        buffer.write(chunk * G, &[chunk as u8 + 1; 64]).unwrap();
-    }
-    buffer
-}
-
-/// Chunks from `first` on hold what was written.
-fn check(buffer: &ElasticBuffer, chunks: std::ops::Range<u64>) {
-    for chunk in chunks {
-        let mut found = [0; 64];
-        buffer.read(chunk * G, &mut found).unwrap();
-        assert_eq!(found, [chunk as u8 + 1; 64], "chunk {chunk}");
-    }
-}
-
-fn count(buffer: &ElasticBuffer, place: impl Into<Place>) -> usize {
-    let place = place.into();
-    buffer.pieces().iter().filter(|piece| piece.place == place).count()
-}
-
 fn bytes_of(recall: &Recall) -> (u64, u64, u64) {
     let refused = recall.refused.iter().map(|it| it.bytes).sum();
     (recall.moved_bytes, recall.to_host_bytes, refused)
@@ -62,7 +35,7 @@ fn bytes_of(recall: &Recall) -> (u64, u64, u64) {
 #[test]
 fn a_lender_gets_its_memory_back_from_a_borrower_whose_home_has_room() {
     let machine = two(|pool| pool);
-    let buffer = borrower(&machine, 3);
+    let buffer = machine.borrower(AWAY, 3);
     buffer.decommit(0..2 * G).unwrap();
     let address = buffer.address();
     // At least so much, in whole chunks.
@@ -80,7 +53,7 @@ fn a_lender_gets_its_memory_back_from_a_borrower_whose_home_has_room() {
 fn what_home_has_no_room_for_goes_to_the_host_or_is_refused_with_the_reason() {
     for with_host in [true, false] {
         let machine = two(|pool| if with_host { pool.host_memory(0, 64 * G, 0) } else { pool });
-        let buffer = borrower(&machine, 3);
+        let buffer = machine.borrower(AWAY, 3);
         buffer.decommit(0..G).unwrap();
         let recall = machine.pool.recall(AWAY, u64::MAX, Duration::ZERO).unwrap();
         if with_host {
@@ -103,7 +76,7 @@ fn what_home_has_no_room_for_goes_to_the_host_or_is_refused_with_the_reason() {
 fn a_buffer_in_use_keeps_what_it_borrowed_and_others_give_first() {
     let machine = two(|pool| pool.host_memory(0, 64 * G, 0));
     let stream = machine.stream(0);
-    let used = borrower(&machine, 2);
+    let used = machine.borrower(AWAY, 2);
     let other = machine.buffer(0, 64 * G);
     other.grow(Growth::to(2 * G).borrow_from_any()).unwrap();
     let guard = used.use_on(&stream).unwrap();
@@ -144,7 +117,7 @@ fn what_was_placed_by_name_is_not_recalled_and_unknown_lenders_are_refused() {
 fn a_recall_that_fails_at_any_call_leaves_the_buffer_as_it_was() {
     let machine = two(|pool| pool.host_memory(0, 64 * G, 0));
     let stream = machine.stream(0);
-    let buffer = borrower(&machine, 2);
+    let buffer = machine.borrower(AWAY, 2);
     buffer.decommit(0..G).unwrap();
     machine.pool.trim(HOME).unwrap();
     // The copier and the latch are there.
@@ -183,7 +156,7 @@ fn loans_stay_true_where_a_recall_cannot_be_taken_back() {
     for call in [Call::MemMap, Call::MemSetAccess, Call::MemUnmap] {
         for (first, times) in [(3, 20), (4, 20), (5, 3), (6, 2)] {
             let machine = two(|pool| pool.host_memory(0, 64 * G, 0));
-            let buffer = borrower(&machine, 3);
+            let buffer = machine.borrower(AWAY, 3);
             let plan = FaultPlan::fail(ResultCode::UNKNOWN).on(call).at(first).times(times);
             machine.sim.inject(plan);
             let recall = machine.pool.recall(AWAY, u64::MAX, Duration::ZERO).unwrap();
@@ -208,150 +181,6 @@ fn loans_stay_true_where_a_recall_cannot_be_taken_back() {
     }
 }
 
-#[test]
-fn a_buffer_comes_home_as_a_whole_or_not_at_all() {
-    let machine = two(|pool| pool);
-    let buffer = borrower(&machine, 2);
-    let before = machine.picture(&buffer);
-    let error = buffer.come_home(Duration::ZERO).unwrap_err();
-    assert!(error.is_out_of_memory(), "{error}");
-    assert_eq!(machine.picture(&buffer), before);
-    buffer.decommit(0..2 * G).unwrap();
-    buffer.commit_from(AWAY.into(), 0..G).unwrap();
-    buffer.decommit(2 * G..3 * G).unwrap();
-    // What was placed by name comes too: its owner asks.
-    assert_eq!(buffer.come_home(Duration::ZERO).unwrap().bytes, 3 * G);
-    assert_eq!((count(&buffer, HOME), machine.stats(1).lent_bytes), (4, 0));
-    check(&buffer, 3..6);
-    drop(buffer);
-    machine.end();
-}
-
-/// A clock in the test's hand.
-#[derive(Clone, Default)]
-struct Hand(Arc<AtomicU64>);
-
-impl Hand {
-    fn pass(&self, ms: u64) {
-        self.0.fetch_add(ms, Ordering::SeqCst);
-    }
-
-    fn on(&self, pool: PoolBuilder) -> PoolBuilder {
-        let now = self.0.clone();
-        let clock = move || Duration::from_millis(now.load(Ordering::SeqCst));
-        pool.background(true).idle_lane_ms(None).clock(clock)
-    }
-}
-
-/// Lets the time pass until `is_true` is.
-fn wait(hand: &Hand, is_true: impl Fn() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !is_true() {
-        assert!(Instant::now() < deadline, "it never was");
-        std::thread::sleep(Duration::from_millis(2));
-        hand.pass(50);
-    }
-}
-
-/// Long enough for several looks of the background thread.
-fn rest() {
-    std::thread::sleep(Duration::from_millis(80));
-}
-
-#[test]
-fn borrowed_memory_comes_home_by_itself_when_there_is_room_and_not_before() {
-    let hand = Hand::default();
-    let machine =
-        machine(2, |sim| sim.device_bytes_of(0, 24 * G), |pool| hand.on(pool.lend(AWAY, 64 * G)));
-    let stream = machine.stream(0);
-    let other = machine.buffer(0, 64 * G);
-    other.grow_to(24 * G).unwrap();
-    let buffer = machine.buffer(0, 64 * G);
-    let grown = buffer.grow(Growth::to(9 * G).borrow_from_any()).unwrap();
-    assert_eq!(grown.borrowed, [(AWAY.into(), 9 * G)]);
-    buffer.write(0, b"kept").unwrap();
-    // Placed by name: it stays.
-    buffer.commit_from(AWAY.into(), 9 * G..10 * G).unwrap();
-    hand.pass(5000);
-    rest();
-    assert_eq!(count(&buffer, AWAY), 10, "home is full");
-    // Room for all of it, but not for an eighth more.
-    other.shrink_to(15 * G).unwrap();
-    for _ in 0..3 {
-        hand.pass(1000);
-        rest();
-    }
-    assert_eq!(count(&buffer, AWAY), 10);
-    // In use it is left alone.
-    let guard = buffer.use_on(&stream).unwrap();
-    other.shrink_to(13 * G).unwrap();
-    for _ in 0..3 {
-        hand.pass(1000);
-        rest();
-    }
-    assert_eq!(count(&buffer, AWAY), 10);
-    drop(guard);
-    wait(&hand, || count(&buffer, HOME) == 9);
-    assert_eq!((count(&buffer, AWAY), buffer.stats().borrowed.len()), (1, 0));
-    let mut found = [0; 4];
-    buffer.read(0, &mut found).unwrap();
-    assert_eq!(&found, b"kept");
-    drop((buffer, other, stream));
-    machine.end();
-}
-
-#[test]
-fn a_buffer_that_has_just_borrowed_rests() {
-    let hand = Hand::default();
-    let machine = two(|pool| hand.on(pool));
-    let buffer = machine.buffer(0, 64 * G);
-    let other = machine.buffer(0, 64 * G);
-    other.grow_to(4 * G).unwrap();
-    hand.pass(10_000);
-    buffer.grow(Growth::to(G).borrow_from_any()).unwrap();
-    drop(other);
-    hand.pass(900);
-    rest();
-    assert_eq!(count(&buffer, AWAY), 1);
-    hand.pass(100);
-    wait(&hand, || count(&buffer, HOME) == 1);
-    drop(buffer);
-    machine.end();
-}
-
-#[test]
-fn a_pool_that_is_told_not_to_brings_nothing_home() {
-    let hand = Hand::default();
-    let machine = two(|pool| hand.on(pool.return_home(false)));
-    let buffer = borrower(&machine, 1);
-    buffer.decommit(0..3 * G).unwrap();
-    for _ in 0..3 {
-        hand.pass(2000);
-        rest();
-    }
-    assert_eq!(count(&buffer, AWAY), 1);
-    drop(buffer);
-    machine.end();
-}
-
-#[test]
-fn a_way_home_that_fails_leaves_the_buffer_and_is_tried_again() {
-    let hand = Hand::default();
-    let machine = two(|pool| hand.on(pool));
-    let buffer = borrower(&machine, 1);
-    machine.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemcpyDtoDAsync).times(2));
-    let fired = machine.sim.faults_fired();
-    buffer.decommit(0..3 * G).unwrap();
-    wait(&hand, || machine.sim.faults_fired() == fired + 1);
-    assert_eq!(count(&buffer, AWAY), 1);
-    check(&buffer, 3..5);
-    wait(&hand, || count(&buffer, AWAY) == 0);
-    check(&buffer, 3..5);
-    machine.sim.clear_faults();
-    drop(buffer);
-    machine.end();
-}
-
 /// A request that may borrow.
 fn asking(machine: &Machine, device: u32, bytes: u64) -> Result<vmm_pool::Buffer, Error> {
     let stream = machine.stream(device);
@@ -362,7 +191,7 @@ fn asking(machine: &Machine, device: u32, bytes: u64) -> Result<vmm_pool::Buffer
 fn a_lender_that_is_short_calls_its_memory_back_for_a_request_that_may_borrow() {
     let small = |sim: SimBuilder| sim.device_bytes_of(0, 4 * G).device_bytes_of(1, 4 * G);
     let machine = machine(2, small, |pool| pool.lend(AWAY, 64 * G));
-    let buffer = borrower(&machine, 3); // and the anchor: the lender is full
+    let buffer = machine.borrower(AWAY, 3); // and the anchor: the lender is full
     let stream = machine.stream(1);
     let lane = machine.pool.lane(&stream).unwrap();
     assert!(lane.alloc(2 * G).unwrap_err().is_out_of_memory(), "it did not ask");
