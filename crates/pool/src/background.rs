@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::device::Device;
-use crate::elastic::ahead;
+use crate::elastic::{ahead, homecoming};
 use crate::idle;
 use crate::lane::{Wait, sweep};
 use crate::places::Places;
@@ -147,6 +147,7 @@ fn run(places: Arc<Places>, signal: &Signal) {
                 return;
             }
             ahead::serve(&body, Turn::Background);
+            homecoming::look(&body);
         }
         for device in &places.devices {
             if stopped() || device.driver.is_gone() {

@@ -18,6 +18,7 @@ use crate::elastic::body::Body;
 use crate::elastic::migrate::{Migration, MigrationState, Task};
 use crate::error::Error;
 use crate::idle::Clock;
+use crate::mover::Job;
 use crate::places::Places;
 use crate::sync::Mutex;
 
@@ -226,7 +227,7 @@ impl Balancer {
         drop(state);
         if let Some(task) = task {
             tracing::debug!("balance moves a cold buffer");
-            places.mover.submit(task);
+            places.mover.submit(Job::Move(task));
         }
     }
 

@@ -12,8 +12,10 @@ use vmm_sys::topology;
 use vmm_sys::{Access, ChunkProps, DeviceId, Driver, DriverError, GranularityKind};
 
 use crate::depot::Terms;
+use crate::elastic::error::ElasticError;
 use crate::error::Error;
 use crate::host::HostSettings;
+use crate::place::Place;
 use crate::trace::Recorder;
 use crate::turn::Turn;
 
@@ -69,6 +71,10 @@ pub(crate) struct Settings {
     pub(crate) access: Vec<(DeviceId, DeviceId, Access)>,
     /// Host nodes that may give memory.
     pub(crate) hosts: Vec<HostSettings>,
+    /// Places that lend to buffers whose home is elsewhere, and how much.
+    pub(crate) lends: Vec<(Place, u64)>,
+    /// Whether borrowed memory comes home by itself.
+    pub(crate) return_home: bool,
     pub(crate) debug_mode: DebugMode,
     /// Where to record what the pool is asked.
     pub(crate) trace: Option<PathBuf>,
@@ -100,6 +106,8 @@ impl Default for Settings {
             exportable: false,
             access: Vec::new(),
             hosts: Vec::new(),
+            lends: Vec::new(),
+            return_home: true,
             debug_mode: DebugMode::Off,
             trace: None,
             origins: Vec::new(),
@@ -125,6 +133,8 @@ pub(crate) struct Plan {
     /// After which time without use a lane is emptied for others.
     pub(crate) idle_lane_ms: Option<u64>,
     pub(crate) debug_mode: DebugMode,
+    /// What elastic buffers whose home is elsewhere may borrow.
+    pub(crate) lends_bytes: u64,
     /// What a lane reserves first; it is extended by need.
     pub(crate) reserve_bytes: u64,
     /// Largest alignment a request may ask for: every range starts at a multiple of it.
@@ -143,6 +153,8 @@ impl Plan {
             stock_chunk_bytes: self.stock_chunk_bytes(),
             limit_bytes: self.limit_bytes,
             stock_high_bytes: self.stock_high_bytes,
+            lends_bytes: self.lends_bytes,
+            lends_to_any: true,
         }
     }
 
@@ -190,6 +202,22 @@ impl Settings {
         let latest: BTreeMap<DeviceId, Access> =
             named.map(|(_, accessor, access)| (*accessor, *access)).collect();
         latest.into_iter().filter(|(_, access)| *access != Access::None).collect()
+    }
+
+    /// What a place lends, if anything was said of it.
+    pub(crate) fn lends(&self, place: Place) -> Option<u64> {
+        self.lends.iter().find(|(of, _)| *of == place).map(|(_, bytes)| *bytes)
+    }
+
+    /// Refuses lenders that the pool does not know.
+    pub(crate) fn check_lenders(&self) -> Result<(), Error> {
+        self.lends.iter().try_for_each(|&(place, _)| {
+            let is_known = match place {
+                Place::Device(device) => self.devices.contains(&device),
+                Place::HostNuma(node) => self.hosts.iter().any(|host| host.node == node),
+            };
+            if is_known { Ok(()) } else { Err(ElasticError::UnknownPlace { place }.into()) }
+        })
     }
 
     fn refuse(setting: &'static str, value: impl ToString, expected: String) -> Error {
@@ -264,6 +292,7 @@ impl Settings {
             stock_high_bytes: self.stock_high_bytes,
             idle_lane_ms: self.idle_lane_ms,
             debug_mode: self.debug_mode,
+            lends_bytes: self.lends(Place::Device(device)).unwrap_or(0),
             // A quarter of the device, so that hundreds of lanes fit in the 128 TiB of addresses.
             reserve_bytes: (total_bytes / 4).next_power_of_two().max(align_max_bytes),
             align_max_bytes,

@@ -13,6 +13,7 @@ use crate::budget::Budget;
 use crate::carries::Carries;
 use crate::idle::Clock;
 use crate::leaving::Leaving;
+use crate::lending::Lending;
 use crate::stock::{Stock, Taken};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +32,10 @@ pub(crate) struct Terms {
     pub(crate) stock_chunk_bytes: u64,
     pub(crate) limit_bytes: u64,
     pub(crate) stock_high_bytes: u64,
+    /// What buffers whose home is elsewhere may borrow.
+    pub(crate) lends_bytes: u64,
+    /// Those that name no lender included.
+    pub(crate) lends_to_any: bool,
 }
 
 /// The physical memory of one place.
@@ -46,6 +51,8 @@ pub(crate) struct Depot {
     /// Of these, at the addresses of elastic buffers, and behind peer anchors.
     elastic_bytes: AtomicU64,
     anchor_bytes: AtomicU64,
+    /// What of it is in buffers whose home is elsewhere, and the other way round.
+    pub(crate) lending: Arc<Lending>,
     /// Memory in threads' hands.
     pub(crate) carries: Carries,
 }
@@ -68,6 +75,7 @@ impl Depot {
     ) -> Depot {
         Depot {
             account: Account::new(terms.limit_bytes, budget),
+            lending: Lending::new(terms.lends_bytes, terms.lends_to_any),
             driver,
             terms,
             stock: Mutex::new(Stock::new(clock)),

@@ -2,7 +2,7 @@
 
 mod thrift;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 use vmm_sys::object::Chunk;
 use vmm_sys::{Access, DeviceId, Driver, StreamId};
@@ -15,6 +15,7 @@ use crate::idle::{Clock, Watch};
 use crate::ladder::{Callback, LadderCounts, Reliefs};
 use crate::lane::{LaneState, Wait};
 use crate::lanes::{LaneRef, Lanes};
+use crate::places::Places;
 use crate::policy::Policy;
 use crate::stats::DeviceStats;
 use crate::sync::Mutex;
@@ -46,6 +47,8 @@ pub(crate) struct Device {
     pub(crate) ladder: LadderCounts,
     /// The time, and when lanes are looked at.
     pub(crate) watch: Watch,
+    /// What its pool has elsewhere.
+    places: OnceLock<Weak<Places>>,
 }
 
 /// The elastic buffers of a device in numbers.
@@ -87,6 +90,7 @@ impl Device {
             driver,
             plan,
             watch: Watch::new(clock),
+            places: OnceLock::new(),
             lanes: Mutex::new(Lanes::default()),
             elastic: ElasticCounts::default(),
             policy: Policy::new(device, policy),
@@ -94,6 +98,17 @@ impl Device {
             lanes_asked: AtomicU64::new(0),
             limbo_entries: AtomicU64::new(0),
         }
+    }
+
+    /// Says what its pool has elsewhere. Once.
+    pub(crate) fn belongs_to(&self, places: &Arc<Places>) {
+        let first = self.places.set(Arc::downgrade(places));
+        debug_assert!(first.is_ok(), "a device belongs to one pool");
+    }
+
+    /// What its pool has elsewhere, unless that is at its end.
+    pub(crate) fn places(&self) -> Option<Arc<Places>> {
+        self.places.get().and_then(Weak::upgrade)
     }
 
     /// The figures now, all lanes locked together.
@@ -115,6 +130,10 @@ impl Device {
             lanes_asked: self.lanes_asked.load(Ordering::Relaxed),
             ladder: self.ladder.stats(),
             elastic_bytes: self.depot.elastic_bytes(),
+            lent_bytes: self.depot.lending.lent_bytes(),
+            borrowed_bytes: self.depot.lending.borrowed_bytes(),
+            lending_bytes: self.depot.lending.budget_bytes(),
+            lending_booked_bytes: self.depot.lending.booked_bytes(),
             anchor_bytes: self.depot.anchor_bytes(),
             elastic_buffers: self.elastic.buffers.load(Ordering::Relaxed),
             reserved_bytes: self.elastic.reserved_bytes.load(Ordering::Relaxed),

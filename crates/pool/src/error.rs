@@ -145,7 +145,11 @@ impl Error {
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Error::OutOfMemory(_) => true,
-            Error::Elastic(ElasticError::HostShort { .. }) => true,
+            Error::Elastic(
+                ElasticError::HostShort { .. }
+                | ElasticError::NobodyLends { .. }
+                | ElasticError::NotLent { .. },
+            ) => true,
             Error::Driver(error) => error.is_out_of_memory(),
             _ => false,
         }

@@ -23,6 +23,8 @@ pub(crate) struct HostSettings {
     pub(crate) node: u32,
     pub(crate) limit_bytes: u64,
     pub(crate) stock_bytes: u64,
+    /// What it lends, if that was said: then to whoever borrows of any place too.
+    pub(crate) lends_bytes: Option<u64>,
 }
 
 /// A NUMA node of the host.
@@ -41,7 +43,7 @@ impl Host {
         devices: &[Arc<Device>],
         clock: Clock,
     ) -> Result<Host, Error> {
-        let HostSettings { node, limit_bytes, stock_bytes } = settings;
+        let HostSettings { node, limit_bytes, stock_bytes, lends_bytes } = settings;
         let refuse = |cause| Error::from(ElasticError::NoHostMemory { node, cause });
         let Some(keeper) = devices.first() else {
             return Err(ElasticError::UnknownPlace { place: Place::HostNuma(node) }.into());
@@ -65,6 +67,9 @@ impl Host {
             stock_chunk_bytes: keeper.plan.stock_chunk_bytes().max(granularity_bytes),
             limit_bytes: limit_bytes - limit_bytes % granularity_bytes,
             stock_high_bytes: u64::MAX,
+            // There for elastic buffers alone: who names it may have all that the pool may.
+            lends_bytes: lends_bytes.unwrap_or(limit_bytes),
+            lends_to_any: lends_bytes.is_some(),
         };
         let depot = Depot::new(keeper.driver.clone(), terms, None, clock);
         let host = Host { node, depot, stock_bytes };
@@ -112,6 +117,8 @@ impl Host {
             held_bytes,
             peak_held_bytes: depot.peak_held_bytes().max(held_bytes),
             limit_bytes: depot.terms.limit_bytes,
+            lending_bytes: depot.lending.budget_bytes(),
+            lending_booked_bytes: depot.lending.booked_bytes(),
         }
     }
 }

@@ -4,14 +4,12 @@
 //! lives at its limit.
 //!
 //! The last two rungs lie beyond the device: whoever can make room on it by means of a neighbour or of
-//! the host fills them ([`Relief`]). They are for requests that may borrow. One that nobody fills is
-//! not there: it is neither climbed nor counted.
+//! the host fills them ([`Relief`]), and the pool itself, by moving elastic buffers. They are for
+//! requests that may borrow. One that nobody fills is not there: it is neither climbed nor counted.
 
+mod help;
 mod stats;
 
-use std::cell::Cell;
-use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
 use vmm_sys::DeviceId;
@@ -24,8 +22,11 @@ use crate::lane::{Wait, sweep, trim};
 use crate::lanes::LaneRef;
 use crate::places::Site;
 use crate::request::Request;
-use crate::sync::{Mutex, global, thread_local};
+use crate::sync::{Mutex, global};
 use crate::turn::Turn;
+pub use help::Relief;
+pub(crate) use help::{Callback, Reliefs};
+use help::{ask, heard, is_filled, relieve};
 
 pub(crate) use stats::LadderCounts;
 pub use stats::LadderStats;
@@ -77,61 +78,6 @@ const RUNGS: [Rung; 9] = [
 /// So many of them find memory of the pool's own; those behind ask others.
 const OWN_RUNGS: usize = 6;
 
-/// What a caller can do when memory is short: free some, and say whether it did.
-///
-/// Called with the device and the bytes asked for, with no lock of the pool held: it may allocate
-/// and free. A callback that panics counts as one that did not help.
-#[derive(Clone)]
-pub(crate) struct Callback(pub(crate) Arc<dyn Fn(DeviceId, u64) -> bool + Send + Sync>);
-
-impl fmt::Debug for Callback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Callback")
-    }
-}
-
-/// Who can make room on a device from beyond it: moves what can move to a neighbour or to the host,
-/// or brings memory from there.
-pub trait Relief: Send + Sync {
-    /// Makes room on `device` for `request`, which may borrow, and says whether it did: then the
-    /// request is tried again from the first rung on. Waits only if the request may.
-    ///
-    /// Called with no lock of the pool held: it may allocate and free. A panic counts as no help.
-    fn relieve(&self, device: DeviceId, request: &Request) -> bool;
-}
-
-impl<F: Fn(DeviceId, &Request) -> bool + Send + Sync> Relief for F {
-    fn relieve(&self, device: DeviceId, request: &Request) -> bool {
-        self(device, request)
-    }
-}
-
-/// What fills the rungs beyond the device.
-#[derive(Clone, Default)]
-pub(crate) struct Reliefs {
-    pub(crate) neighbour: Option<Arc<dyn Relief>>,
-    pub(crate) host: Option<Arc<dyn Relief>>,
-}
-
-impl fmt::Debug for Reliefs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (neighbour, host) = (self.neighbour.is_some(), self.host.is_some());
-        f.debug_struct("Reliefs").field("neighbour", &neighbour).field("host", &host).finish()
-    }
-}
-
-impl Reliefs {
-    /// Who is asked on a rung, for requests that may borrow.
-    fn of(&self, rung: Rung, request: &Request) -> Option<&Arc<dyn Relief>> {
-        let filled = match rung {
-            Rung::Neighbour => self.neighbour.as_ref(),
-            Rung::Host => self.host.as_ref(),
-            _ => None,
-        };
-        filled.filter(|_| request.can_borrow())
-    }
-}
-
 /// One device of a pool: which GPU, and whose side.
 struct Known {
     gpu: (usize, DeviceId),
@@ -168,11 +114,6 @@ fn elsewhere(device: &Device) -> Vec<Arc<Device>> {
         .collect()
 }
 
-thread_local! {
-    /// A callback or a relief of this thread is running: its own requests must not ask again.
-    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
-}
-
 /// One request's way up.
 #[derive(Debug)]
 pub(crate) struct Climb {
@@ -207,9 +148,7 @@ impl Climb {
             let rung = *RUNGS.get(self.climbed)?;
             self.climbed += 1;
             let is_there = match rung {
-                Rung::Neighbour | Rung::Host => {
-                    !IN_CALLBACK.with(Cell::get) && device.reliefs.of(rung, request).is_some()
-                }
+                Rung::Neighbour | Rung::Host => is_filled(device, rung, request),
                 _ => true,
             };
             if is_there {
@@ -316,12 +255,7 @@ impl Climb {
                     device.callbacks.iter().any(|callback| heard(|| (callback.0)(home, bytes)))
                 }));
             }
-            Rung::Neighbour | Rung::Host => {
-                if let Some(relief) = device.reliefs.of(rung, request) {
-                    let home = device.plan.device;
-                    self.helped(ask(|| heard(|| relief.relieve(home, request))));
-                }
-            }
+            Rung::Neighbour | Rung::Host => self.helped(relieve(device, rung, request)),
         }
         true
     }
@@ -343,22 +277,4 @@ fn empty_lanes(device: &Device, except: Option<LaneRef>, wait: Wait) {
         }
     }
     device.sweep_leaving(wait, Turn::Requester);
-}
-
-/// Asks others for room, unless this thread is doing that already.
-fn ask(others: impl FnOnce() -> bool) -> bool {
-    if IN_CALLBACK.with(|it| it.replace(true)) {
-        return false;
-    }
-    let helped = others();
-    IN_CALLBACK.with(|it| it.set(false));
-    helped
-}
-
-/// What somebody says who may panic.
-fn heard(other: impl FnOnce() -> bool) -> bool {
-    catch_unwind(AssertUnwindSafe(other)).unwrap_or_else(|_| {
-        tracing::warn!("a callback for short memory panicked");
-        false
-    })
 }

@@ -53,6 +53,7 @@ mod ladder;
 mod lane;
 mod lanes;
 mod leaving;
+mod lending;
 mod mover;
 mod out_of_memory;
 mod peers;
@@ -78,8 +79,8 @@ pub use capture::{CaptureScope, GraphMemory};
 pub use config::{ChunkSize, DebugMode, Placement, text};
 pub use elastic::{
     AheadState, BackingChange, BackingHook, Cause, Contents, ElasticBuffer, ElasticBuilder,
-    ElasticError, ElasticStats, GrowAhead, Migration, MigrationState, Move, Moved, PeerFault,
-    Phase, Piece, Slept, Use,
+    ElasticError, ElasticStats, GrowAhead, Grown, Growth, LenderAnswer, Migration, MigrationState,
+    Move, Moved, NotRecalled, PeerFault, Phase, Piece, Recall, Refusal, Slept, Use,
 };
 pub use error::Error;
 pub use ladder::{LadderStats, Relief};

@@ -8,11 +8,30 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::elastic::homecoming::Homecoming;
 use crate::elastic::migrate::Task;
 use crate::sync::{Condvar, Mutex, thread};
 
 /// How long the end of a pool waits for a move that is under way.
 const END_WAIT: Duration = Duration::from_secs(5);
+
+/// A move.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Somebody asked for it.
+    Move(Task),
+    /// Borrowed memory comes home.
+    Home(Homecoming),
+}
+
+impl Job {
+    fn run(self) {
+        match self {
+            Job::Move(task) => task.run(),
+            Job::Home(homecoming) => homecoming.run(),
+        }
+    }
+}
 
 /// The moves that nobody has begun, and the thread.
 #[derive(Debug, Default)]
@@ -23,21 +42,22 @@ pub(crate) struct Mover {
 
 #[derive(Debug, Default)]
 struct Queue {
-    tasks: VecDeque<Task>,
+    jobs: VecDeque<Job>,
     runs: bool,
     stop: bool,
 }
 
 impl Mover {
-    /// Has the thread do it; where there is none to be had, the calling thread does.
-    pub(crate) fn submit(self: &Arc<Mover>, task: Task) {
+    /// Has the thread do it; where there is none to be had, the calling thread does what somebody asked
+    /// for.
+    pub(crate) fn submit(self: &Arc<Mover>, job: Job) {
         let mut queue = self.queue.lock();
         if queue.stop {
             drop(queue);
-            drop(task); // has failed
+            drop(job); // has failed
             return;
         }
-        queue.tasks.push_back(task);
+        queue.jobs.push_back(job);
         if queue.runs {
             self.changed.notify_all();
             return;
@@ -48,6 +68,11 @@ impl Mover {
         let name = || thread::Builder::new().name("vmm-pool-move".into());
         if let Err(error) = name().spawn(move || shared.run(true)) {
             tracing::warn!(%error, "no thread for moves; who asks for one does it");
+            let jobs = std::mem::take(&mut self.queue.lock().jobs);
+            let (asked, others): (VecDeque<_>, VecDeque<_>) =
+                jobs.into_iter().partition(|job| matches!(job, Job::Move(_)));
+            self.queue.lock().jobs.extend(asked);
+            drop(others);
             self.run(false);
         }
     }
@@ -56,17 +81,17 @@ impl Mover {
     fn run(&self, stays: bool) {
         loop {
             let mut queue = self.queue.lock();
-            while queue.tasks.is_empty() && stays && !queue.stop {
+            while queue.jobs.is_empty() && stays && !queue.stop {
                 self.changed.wait(&mut queue);
             }
-            let task = if queue.stop { None } else { queue.tasks.pop_front() };
-            let Some(task) = task else {
+            let job = if queue.stop { None } else { queue.jobs.pop_front() };
+            let Some(job) = job else {
                 queue.runs = false;
                 self.changed.notify_all();
                 return;
             };
             drop(queue);
-            if catch_unwind(AssertUnwindSafe(|| task.run())).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| job.run())).is_err() {
                 tracing::warn!("a move panicked; its buffer is as it was");
             }
         }
@@ -83,7 +108,7 @@ impl Mover {
                 break; // stuck in the driver: it ends by itself when the call returns
             }
         }
-        let left = std::mem::take(&mut queue.tasks);
+        let left = std::mem::take(&mut queue.jobs);
         drop(queue);
         // A buffer may end here, which takes locks.
         drop(left);

@@ -46,6 +46,8 @@ pub(crate) struct Places {
     /// Who moves elastic buffers in the background.
     pub(crate) mover: Arc<Mover>,
     pub(crate) balancer: Option<Balancer>,
+    /// Whether borrowed memory comes home by itself.
+    pub(crate) returns_home: bool,
 }
 
 /// One place, with the device that lends it events.
@@ -73,6 +75,7 @@ impl Places {
         devices: Vec<Arc<Device>>,
         hosts: Vec<Host>,
         balancer: Option<Balancer>,
+        returns_home: bool,
     ) -> Places {
         Places {
             driver,
@@ -86,6 +89,7 @@ impl Places {
             latches: Latches::default(),
             mover: Arc::default(),
             balancer,
+            returns_home,
         }
     }
 
@@ -150,6 +154,24 @@ impl Site<'_> {
                 Err(ElasticError::ChunkTooFine { place, chunk_bytes, granularity_bytes }.into())
             }
         }
+    }
+
+    /// What the place could give at once, in bytes, as far as can be said: its stock, of which other
+    /// lengths than the chunk's count if they are plain, and what can still be made.
+    pub(crate) fn ready_bytes(&self, props: &ChunkProps, chunk_bytes: u64) -> u64 {
+        let plain = self.depot.terms.plain;
+        let stock_bytes: u64 = {
+            let stock = self.depot.stock.lock();
+            let exact = stock.counts(props).filter(|(bytes, _)| *bytes == chunk_bytes);
+            let others = stock.counts(&plain).filter(|_| *props == plain);
+            let others = others.filter(|(bytes, _)| *bytes != chunk_bytes);
+            exact.chain(others).map(|(bytes, count)| bytes * count as u64).sum()
+        };
+        // A device of which the pool has nothing may have no context, and asking makes one.
+        let is_known = self.place.device().is_some() && self.depot.held_bytes() > 0;
+        let info = if is_known { device_memory(self.keeper) } else { None };
+        let free_bytes = info.map_or(u64::MAX, |info| info.free_bytes);
+        stock_bytes.saturating_add(self.depot.room_bytes().min(free_bytes))
     }
 
     pub(crate) fn sweep(&self, wait: Wait, turn: Turn) {

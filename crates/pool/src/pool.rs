@@ -1,6 +1,7 @@
 //! [`Pool`]: the façade. [`PoolBuilder`] validates its settings once.
 
 mod builder;
+mod recall;
 
 use std::sync::Arc;
 use std::time::Duration;

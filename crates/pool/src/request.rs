@@ -35,7 +35,8 @@ impl Request {
     }
 
     /// If all of the device's own memory does not suffice, a neighbour or the host may help out
-    /// ([`crate::PoolBuilder::neighbour`], [`crate::PoolBuilder::host`]).
+    /// ([`crate::PoolBuilder::neighbour`], [`crate::PoolBuilder::host`]): elastic buffers may move there
+    /// to make room. The memory of the request itself is the device's.
     pub fn may_borrow(self) -> Request {
         Request { may_borrow: true, ..self }
     }

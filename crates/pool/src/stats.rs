@@ -23,6 +23,15 @@ pub struct DeviceStats {
     pub private_bytes: u64,
     /// At the addresses of elastic buffers, wherever their home is.
     pub elastic_bytes: u64,
+    /// Of these, in buffers whose home is elsewhere: borrowed, or placed here by name.
+    pub lent_bytes: u64,
+    /// Memory elsewhere, the host included, of the elastic buffers whose home this is. Other places
+    /// hold it: it is no part of the sum.
+    pub borrowed_bytes: u64,
+    /// What it lends at most to those that borrow ([`PoolBuilder::lend`](crate::PoolBuilder::lend)).
+    pub lending_bytes: u64,
+    /// What of that they have.
+    pub lending_booked_bytes: u64,
     /// Behind small mappings that keep the links to peers up.
     pub anchor_bytes: u64,
     /// Owned and mapped for nobody: on the shelf, or on its way to or from it.
@@ -92,6 +101,10 @@ pub struct HostStats {
     pub peak_held_bytes: u64,
     /// The hard limit.
     pub limit_bytes: u64,
+    /// What it lends at most to those that borrow.
+    pub lending_bytes: u64,
+    /// What of that they have; the rest of the elastic bytes was placed here by name.
+    pub lending_booked_bytes: u64,
 }
 
 impl HostStats {

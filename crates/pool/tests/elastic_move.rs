@@ -213,10 +213,10 @@ fn a_move_that_has_no_memory_leaves_everything_as_it_was() {
 #[test]
 fn memory_that_cannot_be_brought_back_keeps_its_contents_until_it_can() {
     for call in [Call::MemMap, Call::MemSetAccess, Call::MemUnmap] {
-        for (first, times) in [(3, 20), (4, 20), (3, 2), (4, 3)] {
+        for (first, times) in [(3, 20), (4, 20), (3, 2), (4, 3), (5, 20), (6, 2)] {
             let machine = two();
             let stream = machine.stream(0);
-            let buffer = written(&machine, 2);
+            let buffer = written(&machine, 3);
             buffer.migrate(AWAY).unwrap();
             buffer.migrate(HOME).unwrap();
             machine
@@ -231,10 +231,10 @@ fn memory_that_cannot_be_brought_back_keeps_its_contents_until_it_can() {
             }
             machine.pool.verify().unwrap();
             drop(buffer.use_on(&stream).unwrap());
-            assert_eq!(buffer.committed_bytes(), 2 * G);
-            check_bytes(&buffer, 2);
+            assert_eq!(buffer.committed_bytes(), 3 * G);
+            check_bytes(&buffer, 3);
             buffer.migrate(AWAY).unwrap();
-            check_bytes(&buffer, 2);
+            check_bytes(&buffer, 3);
             machine.pool.trim(HOME).unwrap();
             machine.pool.trim(AWAY).unwrap();
             machine.stats(0);

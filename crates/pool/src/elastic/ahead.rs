@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::body::Body;
 use super::commit::How;
 use super::error::ElasticError;
+use super::growth::Lenders;
 use super::progress::Progress;
 use crate::error::Error;
 use crate::lane::Wait;
@@ -112,7 +113,7 @@ pub(crate) fn serve(body: &Body, turn: Turn) {
     let grown = body.slots_over(0, target_bytes).and_then(|slots| {
         let operation = body.operate()?;
         body.check_awake()?;
-        operation.commit(slots, how).map(drop)
+        operation.commit(slots, how, &Lenders::Nobody).map(drop)
     });
     request.become_(match grown {
         Ok(()) => AheadState::Done,

@@ -5,17 +5,17 @@
 //! or to publish.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use vmm_sys::object::{Chunk, Mapping, Range};
+use vmm_sys::object::Range;
 use vmm_sys::{Access, AccessGrant, ChunkProps, DeviceId, Location};
 
 use super::ahead::Ahead;
 use super::error::ElasticError;
 use super::hooks::{BackingChange, Cause, Hooks, Phase};
-use super::sleep::Asleep;
+use super::state::{Backing, State};
 use super::uses::Uses;
 use crate::budget::Budget;
 use crate::device::Device;
@@ -30,12 +30,12 @@ pub(crate) struct Shape {
     pub(crate) capacity_bytes: u64,
     pub(crate) chunk_bytes: u64,
     pub(crate) exportable: bool,
-    /// The pool may move it by itself.
-    pub(crate) movable: bool,
     /// Its access is the pool's policy for its home.
     pub(crate) follows_policy: bool,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) quota: Option<Budget>,
+    /// The pool may move it by itself: to a lender where its home is short, and for balance.
+    pub(crate) movable: bool,
 }
 
 /// An elastic buffer, behind its handle, its guards and the background thread.
@@ -50,136 +50,6 @@ pub(crate) struct Body {
     pub(crate) uses: Uses,
     pub(crate) hooks: Hooks,
     pub(crate) ahead: Ahead,
-}
-
-/// What others see of a buffer. Its lock is never held at the driver.
-#[derive(Debug)]
-pub(crate) struct State {
-    /// By slot: the slot's number times the chunk length is the offset.
-    pub(crate) pieces: BTreeMap<u32, Standing>,
-    /// Slots whose chunks are [`Stuck`].
-    stuck: BTreeSet<u32>,
-    /// Bytes of chunks that stand at addresses of a move's own, by the place they are made at.
-    pub(crate) incoming: BTreeMap<Place, u64>,
-    /// What woke would bring back, while the buffer sleeps.
-    pub(crate) asleep: Option<Asleep>,
-    /// Where memory comes from unless told otherwise.
-    pub(crate) home: DeviceId,
-    /// Who may do what, the home included. Others may do nothing.
-    pub(crate) access: BTreeMap<DeviceId, Access>,
-    /// Devices of whose access the buffer has said something itself.
-    pub(crate) own_words: BTreeSet<DeviceId>,
-    /// Counts the changes of the memory behind the addresses.
-    pub(crate) generation: u64,
-    pub(crate) counts: Counts,
-    /// A thread is changing the buffer's memory.
-    operating: bool,
-}
-
-/// A chunk that stands in a slot.
-#[derive(Debug)]
-pub(crate) struct Standing {
-    pub(crate) backing: Backing,
-    pub(crate) place: Place,
-    /// The buffer's generation when it came.
-    pub(crate) generation: u64,
-    /// Grants that the driver refused to take back: tried again before the next operation.
-    pub(crate) owed: Vec<AccessGrant>,
-}
-
-/// What is at a slot's addresses.
-#[derive(Debug)]
-pub(crate) enum Backing {
-    Mapped(Mapping),
-    /// The thread that holds the operation has the mapping in its hands.
-    InHand,
-    /// The driver refused to bring the chunk back after a move that failed.
-    Stuck(Stuck),
-}
-
-/// A chunk with a buffer's contents that nobody can use at its addresses: tried again before each
-/// operation and each use.
-#[derive(Debug)]
-pub(crate) enum Stuck {
-    Unmapped(Arc<Chunk>),
-    Ungranted(Mapping),
-}
-
-impl Standing {
-    pub(crate) fn new(mapping: Mapping, generation: u64) -> Standing {
-        let place = Place::of(mapping.chunk().props());
-        Standing { backing: Backing::Mapped(mapping), place, generation, owed: Vec::new() }
-    }
-
-    pub(crate) fn mapping(&self) -> Option<&Mapping> {
-        match &self.backing {
-            Backing::Mapped(mapping) => Some(mapping),
-            Backing::InHand | Backing::Stuck(_) => None,
-        }
-    }
-
-    /// Takes the mapping into the hands of the thread that holds the operation.
-    pub(super) fn take(&mut self) -> Option<Mapping> {
-        match std::mem::replace(&mut self.backing, Backing::InHand) {
-            Backing::Mapped(mapping) => Some(mapping),
-            other => {
-                self.backing = other;
-                None
-            }
-        }
-    }
-}
-
-/// Where a buffer's memory came from, in bytes since it was built.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) created_bytes: u64,
-    pub(crate) stock_bytes: u64,
-    pub(crate) returned_bytes: u64,
-    pub(crate) moved_bytes: u64,
-}
-
-impl State {
-    fn new(home: DeviceId, access: BTreeMap<DeviceId, Access>) -> State {
-        State {
-            pieces: BTreeMap::new(),
-            stuck: BTreeSet::new(),
-            incoming: BTreeMap::new(),
-            asleep: None,
-            home,
-            access,
-            own_words: BTreeSet::new(),
-            generation: 0,
-            counts: Counts::default(),
-            operating: false,
-        }
-    }
-
-    /// Says what is at a slot's addresses, if the slot has memory.
-    pub(super) fn set_backing(&mut self, slot: u32, backing: Backing) {
-        let Some(standing) = self.pieces.get_mut(&slot) else { return };
-        match backing {
-            Backing::Stuck(_) => self.stuck.insert(slot),
-            Backing::Mapped(_) | Backing::InHand => self.stuck.remove(&slot),
-        };
-        standing.backing = backing;
-    }
-
-    /// Takes a slot's chunk out.
-    pub(super) fn remove(&mut self, slot: u32) -> Option<Standing> {
-        self.stuck.remove(&slot);
-        self.pieces.remove(&slot)
-    }
-
-    /// A chunk that was to come to `place` has come, or will not.
-    pub(super) fn arrived(&mut self, place: Place, bytes: u64) {
-        if let Some(incoming) = self.incoming.get_mut(&place) {
-            *incoming -= bytes;
-            if *incoming == 0 {
-                self.incoming.remove(&place);
-            }
-        }
-    }
 }
 
 impl Body {
@@ -216,6 +86,11 @@ impl Body {
     /// The first home's side of the pool, which keeps the events of the buffer's users.
     pub(crate) fn keeper(&self) -> &Device {
         &self.keeper
+    }
+
+    /// The time, by the pool's clock.
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.keeper.watch.now_ms()
     }
 
     /// Looks at the buffer. No driver call while the answer is held.
@@ -268,10 +143,30 @@ impl Body {
         }
         state.operating = true;
         drop(state);
+        Ok(self.begin())
+    }
+
+    /// The same for who has no time to wait, and nothing to say if somebody else is changing it.
+    pub(crate) fn try_operate(&self) -> Option<Operation<'_>> {
+        if vmm_sys::process::is_forked_child() || self.keeper.driver.is_gone() {
+            return None;
+        }
+        {
+            let mut state = self.state();
+            if state.operating {
+                return None;
+            }
+            state.operating = true;
+        }
+        Some(self.begin())
+    }
+
+    /// Nobody else changes the buffer now.
+    fn begin(&self) -> Operation<'_> {
         let operation = Operation::begin(self);
         operation.settle_debts();
         operation.mend();
-        Ok(operation)
+        operation
     }
 
     /// Makes sure that all memory can be used, as far as the driver lets.

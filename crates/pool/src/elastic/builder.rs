@@ -23,9 +23,9 @@ pub struct ElasticBuilder {
     chunk_bytes: Option<u64>,
     single_piece: bool,
     exportable: bool,
-    movable: bool,
     tag: Option<Arc<str>>,
     quota: Option<Budget>,
+    movable: bool,
     access: Option<BTreeMap<DeviceId, Access>>,
 }
 
@@ -38,9 +38,9 @@ impl ElasticBuilder {
             capacity_bytes: None,
             chunk_bytes: None,
             single_piece: false,
-            movable: false,
             tag: None,
             quota: None,
+            movable: false,
             access: None,
         }
     }
@@ -73,14 +73,6 @@ impl ElasticBuilder {
         self
     }
 
-    /// The pool may move the buffer by itself while nobody uses it, to another device or to the
-    /// host, where it is told to do so at all ([`PoolBuilder::balance`](crate::PoolBuilder::balance)).
-    /// Not unless said so.
-    pub fn movable(mut self, on: bool) -> Self {
-        self.movable = on;
-        self
-    }
-
     /// A label of the owner, shown in the statistics.
     pub fn tag(mut self, tag: &str) -> Self {
         self.tag = Some(tag.into());
@@ -95,6 +87,16 @@ impl ElasticBuilder {
     /// A quota that several buffers share, those of one tag for example. The last one given counts.
     pub fn quota(mut self, quota: Budget) -> Self {
         self.quota = Some(quota);
+        self
+    }
+
+    /// Whether the pool may move it by itself while no guard of it is alive. To make room on a device
+    /// that is short, for requests that may borrow
+    /// ([`Request::may_borrow`](crate::Request::may_borrow)): to a neighbour that lends, else to the
+    /// host; it comes home when there is room. And to an emptier device, if it is cold and the pool
+    /// has balance ([`PoolBuilder::balance`](crate::PoolBuilder::balance)). Default: false.
+    pub fn movable(mut self, on: bool) -> Self {
+        self.movable = on;
         self
     }
 
@@ -181,10 +183,10 @@ impl ElasticBuilder {
             capacity_bytes,
             chunk_bytes,
             exportable: self.exportable,
-            movable: self.movable,
             follows_policy: self.access.is_none(),
             tag: self.tag.clone(),
             quota: self.quota.clone(),
+            movable: self.movable,
         })
     }
 }

@@ -1,21 +1,26 @@
 //! Bringing memory to a buffer's addresses: all of it, or none.
 //!
-//! Chunks come from the stock of their place, else from the driver. Nobody knows of them before
-//! all stand where they should, with everybody's access; a failure at any step takes them away
-//! again, in the reverse order, and what was in the stock goes back there.
+//! Chunks come from the stock of their place, else from the driver; from which place,
+//! [`borrow`](super::borrow) says. Nobody knows of them before all stand where they should, with
+//! everybody's access; a failure at any step takes them away again, in the reverse order, and what was
+//! in the stock goes back there.
 
 use std::sync::Arc;
 
 use vmm_sys::object::{Chunk, Mapping};
 use vmm_sys::{AccessGrant, DriverError};
 
-use super::body::{Body, Counts, Operation, Standing};
+use super::body::{Body, Operation};
+use super::borrow::{Sources, Supplied, add};
 use super::error::ElasticError;
+use super::growth::{Grown, Lenders};
 use super::hooks::{Cause, Phase};
+use super::state::Counts;
 use crate::depot::Shortage;
 use crate::error::Error;
 use crate::ladder::Climb;
 use crate::lane::{Gate, Wait};
+use crate::lending::Loan;
 use crate::place::Place;
 use crate::places::{Found, Site};
 use crate::request::Request;
@@ -24,7 +29,7 @@ use crate::turn::Turn;
 /// How a buffer is to grow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
-    /// Where the memory comes from.
+    /// Where the memory comes from, unless it is borrowed.
     pub(crate) place: Place,
     pub(crate) turn: Turn,
     /// Whether the GPU may be waited for.
@@ -40,10 +45,12 @@ impl How {
 }
 
 /// One chunk on its way.
-struct Part {
+struct Part<'a> {
     slot: u32,
+    site: Site<'a>,
     mapping: Mapping,
     origin: Origin,
+    loan: Option<Loan>,
 }
 
 /// How a shortage is met, over all chunks of one growth.
@@ -57,6 +64,11 @@ impl Short {
     pub(super) fn new(bytes: u64) -> Short {
         Short { climb: Climb::for_chunks(), bytes }
     }
+
+    /// What the whole growth takes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 /// Where a chunk came from, and so where it goes if it is not needed after all.
@@ -67,45 +79,50 @@ pub(super) enum Origin {
     Returned(Vec<Gate>),
 }
 
-impl Operation<'_> {
-    /// Commits those of `slots` that have no memory. Returns the bytes committed.
-    pub(crate) fn commit(&self, slots: impl Iterator<Item = u32>, how: How) -> Result<u64, Error> {
-        self.commit_for(slots, how, Cause::Commit)
+impl<'a> Operation<'a> {
+    /// Commits those of `slots` that have no memory. What their place cannot give, `lenders` may.
+    pub(crate) fn commit(
+        &self,
+        slots: impl Iterator<Item = u32>,
+        how: How,
+        lenders: &'a Lenders,
+    ) -> Result<Grown, Error> {
+        self.commit_for(slots, how, lenders, Cause::Commit)
     }
 
     pub(super) fn commit_for(
         &self,
         slots: impl Iterator<Item = u32>,
         how: How,
+        lenders: &'a Lenders,
         cause: Cause,
-    ) -> Result<u64, Error> {
+    ) -> Result<Grown, Error> {
         let body = self.0;
         let missing: Vec<u32> = {
             let state = body.state();
             slots.filter(|slot| !state.pieces.contains_key(slot)).collect()
         };
         if missing.is_empty() {
-            return Ok(0);
+            return Ok(Grown::default());
         }
-        let site = body.places.site(how.place)?;
-        site.check_chunk(body.shape.chunk_bytes)?;
-        self.reach(how.place)?;
         let bytes = self.bytes_of(missing.len());
+        let mut sources = Sources::new(self, how, lenders, bytes)?;
         self.book_quota(bytes)?;
         let mut change = self.change(cause, &missing);
         body.hooks.call(&change);
         // Until the new chunks are the buffer's, they are in this thread's hands.
-        let carrying = site.depot.carries.begin();
-        match self.bring(&site, &missing, how) {
+        let carrying = sources.own().depot.carries.begin();
+        match self.bring(&mut sources, &missing, how) {
             Ok(parts) => {
-                change.generation = self.publish(&site, parts);
-                drop(carrying);
+                let (generation, borrowed) = self.publish(parts);
+                drop((carrying, sources));
+                change.generation = generation;
                 change.phase = Phase::After;
                 body.hooks.call(&change);
-                Ok(bytes)
+                Ok(Grown { bytes, borrowed })
             }
             Err(error) => {
-                drop(carrying);
+                drop((carrying, sources));
                 self.unbook_quota(bytes);
                 change.phase = Phase::Failed;
                 body.hooks.call(&change);
@@ -137,13 +154,17 @@ impl Operation<'_> {
     }
 
     /// Brings a chunk to each of the slots, or none to any.
-    fn bring(&self, site: &Site<'_>, slots: &[u32], how: How) -> Result<Vec<Part>, Error> {
+    fn bring(
+        &self,
+        sources: &mut Sources<'a>,
+        slots: &[u32],
+        how: How,
+    ) -> Result<Vec<Part<'a>>, Error> {
         let grants = self.0.grants();
-        let mut short = Short::new(self.bytes_of(slots.len()));
         let mut parts = Vec::with_capacity(slots.len());
         for &slot in slots {
-            if let Err(error) = self.bring_one(site, slot, how, &grants, &mut short, &mut parts) {
-                self.undo(site, parts, how.turn);
+            if let Err(error) = self.bring_one(sources, slot, how, &grants, &mut parts) {
+                self.undo(parts, how.turn);
                 return Err(error);
             }
         }
@@ -152,31 +173,30 @@ impl Operation<'_> {
 
     fn bring_one(
         &self,
-        site: &Site<'_>,
+        sources: &mut Sources<'a>,
         slot: u32,
         how: How,
         grants: &[AccessGrant],
-        short: &mut Short,
-        parts: &mut Vec<Part>,
+        parts: &mut Vec<Part<'a>>,
     ) -> Result<(), Error> {
         let body = self.0;
-        let (mapping, origin) = match self.vacate(slot, how)? {
-            Some((mapping, gates)) => (mapping, Origin::Returned(gates)),
+        let part = match self.vacate(slot, how, sources)? {
+            Some(part) => part,
             None => {
-                let (chunk, origin) = self.supply(site, how, short)?;
+                let Supplied { site, chunk, origin, loan } = sources.next(self)?;
                 let offset = u64::from(slot) * body.shape.chunk_bytes;
                 let kept = chunk.clone();
                 match how.turn.with(|| Mapping::map(&body.range, offset, chunk)) {
-                    Ok(mapping) => (mapping, origin),
+                    Ok(mapping) => Part { slot, site, mapping, origin, loan },
                     Err(error) => {
-                        give_back(site, kept, &origin, how.turn);
+                        give_back(&site, kept, &origin, how.turn);
                         return Err(error.into());
                     }
                 }
             }
         };
         // From here on, a failure is undone with the others.
-        parts.push(Part { slot, mapping, origin });
+        parts.push(part);
         let granted =
             parts.last().map_or(Ok(()), |part| how.turn.with(|| part.mapping.set_access(grants)));
         Ok(granted?)
@@ -190,51 +210,69 @@ impl Operation<'_> {
         how: How,
         short: &mut Short,
     ) -> Result<(Arc<Chunk>, Origin), Error> {
-        let body = self.0;
-        let (props, bytes) = (body.props(how.place), body.shape.chunk_bytes);
         let mut cause: Option<DriverError> = None;
         loop {
-            if let Some(chunk) = site.depot.stock.lock().take(&props, bytes) {
-                return Ok((Arc::new(chunk), Origin::Stock));
-            }
-            match site.depot.create(bytes, &props, how.turn) {
-                Ok(chunk) => return Ok((Arc::new(chunk), Origin::Made)),
+            match self.take(site, how.turn) {
+                Ok(taken) => return Ok(taken),
                 Err(Shortage::Limit) => {}
                 Err(Shortage::Driver(error)) if error.is_out_of_memory() => cause = Some(error),
                 Err(Shortage::Driver(error)) => return Err(error.into()),
             }
-            if !site.make_room(&mut short.climb, bytes, how) {
+            if !site.make_room(&mut short.climb, self.0.shape.chunk_bytes, how) {
                 return Err(site.shortage(short.bytes, how, cause));
             }
         }
     }
 
-    /// Looks for a mapping that left the slot and still stands there for its last users. One of
-    /// the right kind comes back as it is; another is waited for.
-    fn vacate(&self, slot: u32, how: How) -> Result<Option<(Mapping, Vec<Gate>)>, Error> {
+    /// Looks for a mapping that left the slot and still stands there for its last users. One of a
+    /// place that may give memory comes back as it is; another is waited for.
+    fn vacate(
+        &self,
+        slot: u32,
+        how: How,
+        sources: &mut Sources<'a>,
+    ) -> Result<Option<Part<'a>>, Error> {
         let body = self.0;
         let offset = u64::from(slot) * body.shape.chunk_bytes;
         let address = body.address() + offset;
+        let reclaim = |place| body.places.reclaim(address, &body.props(place));
+        let part = |site, mapping, gates, loan| {
+            Some(Part { slot, site, mapping, origin: Origin::Returned(gates), loan })
+        };
         for wait in [how.wait, Wait::No] {
-            match body.places.reclaim(address, &body.props(how.place)) {
+            let other = match reclaim(how.place) {
                 Found::Nothing => return Ok(None),
-                Found::Reclaimed(mapping, gates) => return Ok(Some((mapping, gates))),
-                Found::Other(site) if wait == Wait::Yes => site.sweep(Wait::Yes, how.turn),
-                Found::Other(_) => break,
+                Found::Reclaimed(mapping, gates) => {
+                    return Ok(part(sources.own(), mapping, gates, None));
+                }
+                Found::Other(site) => site,
+            };
+            if let Some(loan) = sources.book(&other, body.shape.chunk_bytes) {
+                match reclaim(other.place) {
+                    Found::Nothing => return Ok(None),
+                    Found::Reclaimed(mapping, gates) => {
+                        return Ok(part(other, mapping, gates, Some(loan)));
+                    }
+                    Found::Other(_) => {}
+                }
             }
+            if wait == Wait::No {
+                break;
+            }
+            other.sweep(Wait::Yes, how.turn);
         }
         Err(ElasticError::StillUsed { offset }.into())
     }
 
     /// Takes away what was brought, the youngest first.
-    fn undo(&self, site: &Site<'_>, parts: Vec<Part>, turn: Turn) {
-        for Part { mapping, origin, .. } in parts.into_iter().rev() {
+    fn undo(&self, parts: Vec<Part<'_>>, turn: Turn) {
+        for Part { site, mapping, origin, .. } in parts.into_iter().rev() {
             if let Origin::Returned(gates) = origin {
                 site.depot.leaving.add(std::iter::once(mapping), gates);
                 continue;
             }
             match turn.with(|| mapping.unmap()) {
-                Ok(chunk) => give_back(site, chunk, &origin, turn),
+                Ok(chunk) => give_back(&site, chunk, &origin, turn),
                 Err((mapping, error)) => {
                     tracing::warn!(%error, "a mapping could not be unmapped; tried again later");
                     site.depot.leaving.add(std::iter::once(mapping), Vec::new());
@@ -243,14 +281,16 @@ impl Operation<'_> {
         }
     }
 
-    /// Makes the parts the buffer's. Returns its new generation.
-    fn publish(&self, site: &Site<'_>, parts: Vec<Part>) -> u64 {
+    /// Makes the parts the buffer's. Returns its new generation, and what is borrowed.
+    fn publish(&self, parts: Vec<Part<'_>>) -> (u64, Vec<(Place, u64)>) {
         let body = self.0;
         let chunk_bytes = body.shape.chunk_bytes;
+        let rests_until_ms = body.rest_after_borrowing_ms();
+        let mut borrowed = Vec::new();
         let mut state = body.state();
         state.generation += 1;
-        let generation = state.generation;
-        for Part { slot, mapping, origin } in parts {
+        let (generation, home) = (state.generation, state.home);
+        for Part { slot, site, mapping, origin, loan } in parts {
             let Counts { created_bytes, stock_bytes, returned_bytes, .. } = &mut state.counts;
             match origin {
                 Origin::Made => *created_bytes += chunk_bytes,
@@ -261,9 +301,14 @@ impl Operation<'_> {
                 }
             }
             site.depot.elastic_grew(chunk_bytes);
-            state.pieces.insert(slot, Standing::new(mapping, generation));
+            if loan.is_some() {
+                add(&mut borrowed, site.place, chunk_bytes);
+                state.rests_until_ms = rests_until_ms;
+            }
+            let standing = body.standing(home, mapping, generation, loan);
+            state.pieces.insert(slot, standing);
         }
-        generation
+        (generation, borrowed)
     }
 }
 

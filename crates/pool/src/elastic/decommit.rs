@@ -1,8 +1,9 @@
 //! Taking memory away from a buffer's addresses: at once for the buffer, behind its users for the
 //! driver. Nobody waits, and it cannot fail.
 
-use super::body::{Backing, Operation, Stuck};
+use super::body::Operation;
 use super::hooks::{Cause, Phase};
+use super::state::{Backing, Stuck};
 use crate::carries::Carrying;
 use crate::places::Site;
 use crate::turn::Turn;

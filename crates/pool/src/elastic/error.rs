@@ -75,6 +75,24 @@ pub enum ElasticError {
         /// The tag.
         tag: std::sync::Arc<str>,
     },
+    /// What the home could not give was to be borrowed, and the lenders do not give enough either.
+    #[error("nobody lends the {bytes} bytes that are missing: {}; at home: {home}", answers_text(.answers))]
+    NobodyLends {
+        /// What the home could not give.
+        bytes: u64,
+        /// The home's shortage.
+        home: Box<crate::error::Error>,
+        /// What each lender would have given, and why no more, in the order in which they were asked.
+        answers: Vec<LenderAnswer>,
+    },
+    /// A lender does not give what is to move to it.
+    #[error("{place} does not lend: {refusal}")]
+    NotLent {
+        /// The lender.
+        place: Place,
+        /// Why not.
+        refusal: Refusal,
+    },
     /// The buffer sleeps.
     #[error("the buffer sleeps: wake it first")]
     Asleep,
@@ -164,6 +182,68 @@ pub enum PeerFault {
         /// How many were read.
         bytes: u64,
     },
+}
+
+/// What a lender says to a growth that nobody could serve.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LenderAnswer {
+    /// The lender.
+    pub place: Place,
+    /// What it would have given, in bytes.
+    pub gives_bytes: u64,
+    /// Why no more.
+    pub refusal: Refusal,
+}
+
+/// Why a lender gives no more.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Its lending budget.
+    #[error("{}", budget_text(*.budget_bytes, *.booked_bytes))]
+    Budget {
+        /// What it lends at most.
+        budget_bytes: u64,
+        /// What of that is lent, this growth included.
+        booked_bytes: u64,
+    },
+    /// The pool's limit for it.
+    #[error("its limit of {limit_bytes} bytes, of which {held_bytes} are held")]
+    Limit {
+        /// The limit; where it is larger than what is held, a budget that pools share is exhausted.
+        limit_bytes: u64,
+        /// What the pool holds there.
+        held_bytes: u64,
+    },
+    /// The driver has no memory there.
+    #[error("{cause}")]
+    Full {
+        /// The driver's refusal.
+        cause: DriverError,
+    },
+    /// The buffer cannot use its memory.
+    #[error("{0}")]
+    Unusable(Box<crate::error::Error>),
+}
+
+fn answers_text(answers: &[LenderAnswer]) -> String {
+    if answers.is_empty() {
+        return "there is no other place that could lend".to_owned();
+    }
+    let answer = |it: &LenderAnswer| {
+        format!("{} gives {}, and then refuses ({})", it.place, it.gives_bytes, it.refusal)
+    };
+    answers.iter().map(answer).collect::<Vec<_>>().join("; ")
+}
+
+fn budget_text(budget_bytes: u64, booked_bytes: u64) -> String {
+    match budget_bytes {
+        0 => "it lends nothing: PoolBuilder::lend gives it a budget".to_owned(),
+        _ => {
+            format!("its lending budget of {budget_bytes} bytes, of which {booked_bytes} are lent")
+        }
+    }
 }
 
 fn text(cause: &Option<DriverError>) -> String {

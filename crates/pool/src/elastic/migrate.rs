@@ -6,13 +6,15 @@ use std::time::Duration;
 use vmm_sys::{Access, DeviceId};
 
 use super::ElasticBuffer;
-use super::body::{Body, Operation, State};
+use super::body::{Body, Operation};
 use super::error::ElasticError;
 use super::hooks::Cause;
 use super::progress::Progress;
-use super::relocate::{Left, Moved, Terms};
+use super::state::State;
+use super::terms::{Effort, Left, Moved, Target, Terms};
 use crate::error::Error;
 use crate::lane::Wait;
+use crate::mover::Job;
 use crate::place::Place;
 use crate::turn::Turn;
 
@@ -149,6 +151,16 @@ impl ElasticBuffer {
         self.body.operate()?.migrate(&to.into())
     }
 
+    /// Moves all memory that lies elsewhere to the home, borrowed or placed by name: all, or nothing.
+    /// For a part of it, [`ElasticBuffer::migrate`] takes a range.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::migrate`].
+    pub fn come_home(&self, patience: Duration) -> Result<Moved, Error> {
+        let operation = self.body.operate()?;
+        operation.migrate(&Move::to(self.device()).patience(patience))
+    }
+
     /// Asks a thread of the pool to do what [`ElasticBuffer::migrate`] does, and returns at once:
     /// nobody waits but the streams that use the buffer meanwhile.
     ///
@@ -162,7 +174,7 @@ impl ElasticBuffer {
             self.body.slots_over(range.start, range.end.saturating_sub(range.start))?;
         }
         let (task, migration) = Task::new(self.body.clone(), order);
-        self.pool.places().mover.submit(task);
+        self.pool.places().mover.submit(Job::Move(task));
         Ok(migration)
     }
 }
@@ -190,11 +202,12 @@ impl Operation<'_> {
             wait: Wait::Yes,
             patience: order.patience,
             left: Left::Shelf,
+            effort: Effort::Ladder,
             shut: false,
         };
         let span = tracing::debug_span!("vmm_pool.move", address = body.address(), to = %to);
         let _entered = span.enter();
-        let targets = slots.into_iter().map(|slot| (slot, to));
+        let targets = slots.into_iter().map(|slot| Target::chosen(slot, to));
         match home {
             None => self.relocate(targets, &terms, |_| {}),
             Some(home) => self.settle_at(home, |publish| self.relocate(targets, &terms, publish)),
@@ -228,7 +241,7 @@ impl Operation<'_> {
                 before.push((device, had));
                 Ok(())
             })
-            .and_then(|()| work(&|state| state.home = home));
+            .and_then(|()| work(&|state| body.settle(state, home)));
         match done {
             Ok(moved) => {
                 if let Some(old) = body.places.device(old) {

@@ -18,27 +18,38 @@
 //! # }
 //! ```
 //!
-//! `body`: what it is made of, and who may change it. `commit`, `decommit`: memory comes and goes.
-//! `access`: which devices may use it. `uses`: which streams do. `hooks`: who is told of changes.
-//! `ahead`: growth in the background. `relocate`: other places for the memory, by way of `door`,
-//! which keeps users out meanwhile, and `copier`; asked for by `migrate` and `sleep`. `progress`:
-//! what others do for somebody. `stats`: figures and pieces. `verify`: the walker.
+//! `body`, `state`: what it is made of, and who may change it. `growth`, `commit`, `decommit`: memory
+//! comes and goes; `borrow`: from lenders too. `access`: which devices may use it. `uses`: which
+//! streams do. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
+//! `relocate`, `take_back`: other places for the memory, by way of `door`, which keeps users out
+//! meanwhile, and `copier`; asked for by `migrate` and `sleep`, by a lender (`recall`), by the pool
+//! when a home has room again (`homecoming`) and when a device is short (`relief`). `progress`: what
+//! others do for somebody. `stats`: figures and pieces. `verify`: the walker.
 
 pub(crate) mod access;
 pub(crate) mod ahead;
 pub(crate) mod body;
+mod borrow;
 mod builder;
 pub(crate) mod commit;
 pub(crate) mod copier;
 mod decommit;
 pub(crate) mod door;
 pub(crate) mod error;
+mod growth;
+pub(crate) mod homecoming;
 mod hooks;
 pub(crate) mod migrate;
+mod prepare;
 mod progress;
+pub(crate) mod recall;
+pub(crate) mod relief;
 mod relocate;
 pub(crate) mod sleep;
+mod state;
 pub(crate) mod stats;
+mod take_back;
+mod terms;
 mod uses;
 pub(crate) mod verify;
 
@@ -52,12 +63,14 @@ use vmm_sys::{Access, DeviceId};
 
 pub use ahead::{AheadState, GrowAhead};
 pub use builder::ElasticBuilder;
-pub use error::{ElasticError, PeerFault};
+pub use error::{ElasticError, LenderAnswer, PeerFault, Refusal};
+pub use growth::{Grown, Growth};
 pub use hooks::{BackingChange, BackingHook, Cause, Phase};
 pub use migrate::{Migration, MigrationState, Move};
-pub use relocate::Moved;
+pub use recall::{NotRecalled, Recall};
 pub use sleep::{Contents, Slept};
 pub use stats::{ElasticStats, Piece};
+pub use terms::Moved;
 pub use uses::Use;
 
 use crate::error::Error;
@@ -144,20 +157,50 @@ impl ElasticBuffer {
     /// # Errors
     /// As [`ElasticBuffer::grow_to`].
     pub fn commit(&self, range: Range<u64>) -> Result<u64, Error> {
-        self.commit_from(Place::Device(self.device()), range)
+        Ok(self.grow(range)?.bytes)
     }
 
     /// As [`ElasticBuffer::commit`], with memory of another place: of another device of the pool,
     /// or of the host. The places of one buffer's chunks may differ.
     ///
+    /// The caller has chosen the place, so it counts as lent there but needs no lending budget, is
+    /// not called back, and stays.
+    ///
     /// # Errors
     /// As [`ElasticBuffer::grow_to`]; [`ElasticError::UnknownPlace`].
     pub fn commit_from(&self, place: Place, range: Range<u64>) -> Result<u64, Error> {
+        Ok(self.grow(Growth::range(range).at(place))?.bytes)
+    }
+
+    /// Commits whatever is missing, as [`ElasticBuffer::commit`] does; what the home cannot give
+    /// although everything was tried there is borrowed from those whom the request names
+    /// ([`Growth::borrow_from`]), and the answer says so. All or nothing, over all places.
+    ///
+    /// ```
+    /// # use vmm_pool::{Growth, Place, Pool};
+    /// # use vmm_sys::{DeviceId, Driver, sim::Sim};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let driver: std::sync::Arc<dyn Driver> = Sim::builder().devices(2).device_bytes(1 << 30).build();
+    /// let (home, neighbour) = (DeviceId(0), DeviceId(1));
+    /// let pool = Pool::builder(driver).device(home).device(neighbour).lend(neighbour, 512 << 20).build()?;
+    /// let cache = pool.elastic(home).capacity_bytes(2 << 30).build()?;
+    /// let grown = cache.grow(Growth::to(1280 << 20).borrow_from_any())?;
+    /// assert_eq!(grown.borrowed, [(Place::Device(neighbour), 256 << 20)]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::grow_to`]; [`ElasticError::NobodyLends`] says what each lender answered;
+    /// [`ElasticError::UnknownPlace`] if one is no place of the pool's.
+    pub fn grow(&self, growth: impl Into<Growth>) -> Result<Grown, Error> {
+        let Growth { range, place, lenders } = growth.into();
         let slots = self.body.slots_over(range.start, range.end.saturating_sub(range.start))?;
-        let how = How { place, turn: Turn::Requester, wait: Wait::Yes };
         let operation = self.body.operate()?;
         self.body.check_awake()?;
-        operation.commit(slots, how)
+        let place = place.unwrap_or(Place::Device(self.device()));
+        let how = How { place, turn: Turn::Requester, wait: Wait::Yes };
+        operation.commit(slots, how, &lenders)
     }
 
     /// Asks the background thread to do what [`ElasticBuffer::grow_to`] does, and returns at once.

@@ -6,23 +6,25 @@
 //! is mapped at the buffer's address (rows D-V1, D-V5). The old chunks are kept until all have
 //! changed place, so that a failure at any step brings them back: nobody has written meanwhile.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use vmm_sys::AccessGrant;
-use vmm_sys::object::{Chunk, Latch, Mapping, Range, RelaxedCapture};
+use vmm_sys::object::{Chunk, Latch, Mapping, RelaxedCapture};
 
-use super::body::{Backing, Operation, Standing, State, Stuck};
-use super::commit::{How, Origin, Short, give_back};
+use super::body::Operation;
+use super::commit::{Origin, give_back};
 use super::copier::Copier;
 use super::door::{Closed, Held};
 use super::error::ElasticError;
-use super::hooks::{Cause, Phase};
+use super::hooks::Phase;
+use super::prepare::unmap_alias;
+use super::state::{Standing, State};
+use super::terms::{Left, Moved, Target, Terms};
 use crate::error::Error;
-use crate::lane::{Asker, Wait, Waited};
+use crate::lane::{Asker, Waited};
+use crate::lending::Loan;
 use crate::place::Place;
-use crate::places::Site;
 use crate::turn::Turn;
 
 /// The most chunks that are swapped together: others wait for their turn at the driver meanwhile.
@@ -31,55 +33,21 @@ const BATCH_MAX: usize = 16;
 /// The longest chunk that is copied by a kernel.
 const KERNEL_BYTES_MAX: u64 = 64 << 20;
 
-/// How the memory is to change place.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
-    pub(super) cause: Cause,
-    pub(super) turn: Turn,
-    /// Whether the GPU may be waited for in order to have memory.
-    pub(super) wait: Wait,
-    /// How long guards that are alive are waited for.
-    pub(super) patience: Duration,
-    pub(super) left: Left,
-    /// Whether uses that begin meanwhile wait, instead of being held.
-    pub(super) shut: bool,
-}
-
-/// What becomes of the chunks that are left behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
-    /// They go to the stock of their place.
-    Shelf,
-    /// They go back to the driver.
-    Driver,
-}
-
-/// What a move did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Moved {
-    /// Memory that changed place, in bytes.
-    pub bytes: u64,
-    /// The buffer's generation afterwards.
-    pub generation: u64,
-    /// How long users were held, in microseconds: from the moment when no guard was alive until all
-    /// memory stood at its new place. Work that was enqueued before is in it.
-    pub held_us: u64,
-}
-
 /// One chunk on its way to another place.
-struct Leg {
-    slot: u32,
-    from: Place,
-    to: Place,
-    origin: Origin,
+pub(super) struct Leg {
+    pub(super) slot: u32,
+    pub(super) from: Place,
+    pub(super) to: Place,
+    pub(super) origin: Origin,
+    /// The booking of a lender's memory.
+    pub(super) loan: Option<Loan>,
     /// The new chunk, at an address of the move's own.
-    shadow: Mapping,
-    stage: Stage,
+    pub(super) shadow: Mapping,
+    pub(super) stage: Stage,
 }
 
 /// What is at the buffer's address.
-enum Stage {
+pub(super) enum Stage {
     /// As before: the buffer has the mapping.
     Untouched,
     Old(Mapping),
@@ -88,6 +56,8 @@ enum Stage {
         mapping: Mapping,
         old: Arc<Chunk>,
     },
+    /// The new chunk, which the driver does not let go of although the move failed.
+    Stays,
 }
 
 impl Leg {
@@ -122,26 +92,29 @@ impl Operation<'_> {
     /// called with the new state, under its lock.
     pub(super) fn relocate(
         &self,
-        targets: impl Iterator<Item = (u32, Place)>,
+        targets: impl Iterator<Item = Target>,
         terms: &Terms,
         publish: impl FnOnce(&mut State),
     ) -> Result<Moved, Error> {
         let body = self.0;
-        let targets: Vec<(u32, Place)> = {
+        let targets: Vec<Target> = {
             let state = body.state();
-            let away = |slot: &u32, to: &Place| {
-                state.pieces.get(slot).is_some_and(|standing| standing.place != *to)
+            let is_away = |it: &Target| {
+                state.pieces.get(&it.slot).is_some_and(|standing| standing.place != it.to)
             };
-            targets.filter(|(slot, to)| away(slot, to)).collect()
+            targets.filter(is_away).collect()
         };
         if targets.is_empty() {
+            // Both sides' accounts may change.
+            let sites = body.places.sites();
+            let _carrying: Vec<_> = sites.map(|site| site.depot.carries.begin()).collect();
             let mut state = body.state();
             publish(&mut state);
             return Ok(Moved { generation: state.generation, ..Moved::default() });
         }
         self.check_mended()?;
         self.check_places(&targets)?;
-        let slots: Vec<u32> = targets.iter().map(|(slot, _)| *slot).collect();
+        let slots: Vec<u32> = targets.iter().map(|it| it.slot).collect();
         let mut change = self.change(terms.cause, &slots);
         body.hooks.call(&change);
         let moved =
@@ -153,119 +126,15 @@ impl Operation<'_> {
     }
 
     /// Refuses what cannot be, before anything is touched.
-    fn check_places(&self, targets: &[(u32, Place)]) -> Result<(), Error> {
+    fn check_places(&self, targets: &[Target]) -> Result<(), Error> {
         let chunk_bytes = self.0.shape.chunk_bytes;
-        let mut places: Vec<Place> = targets.iter().map(|(_, to)| *to).collect();
+        let mut places: Vec<Place> = targets.iter().map(|it| it.to).collect();
         places.sort_unstable();
         places.dedup();
         places.into_iter().try_for_each(|place| {
             self.0.places.site(place)?.check_chunk(chunk_bytes)?;
             self.reach(place)
         })
-    }
-
-    /// Makes and maps the new chunks ahead; nobody is concerned yet.
-    fn prepare(&self, targets: &[(u32, Place)], terms: &Terms) -> Result<Vec<Leg>, Error> {
-        let body = self.0;
-        let bytes = self.bytes_of(targets.len());
-        let shadows = terms.turn.with(|| Range::reserve(body.range.driver(), bytes, 0, 0))?;
-        let mut supplies = Vec::with_capacity(targets.len());
-        let mut shorts: BTreeMap<Place, Short> = BTreeMap::new();
-        let sites: Vec<_> = body.places.sites().collect();
-        let _carrying: Vec<_> = sites.iter().map(|site| site.depot.carries.begin()).collect();
-        for &(_, to) in targets {
-            let short = shorts.entry(to).or_insert_with(|| {
-                let count = targets.iter().filter(|(_, place)| *place == to).count();
-                Short::new(self.bytes_of(count))
-            });
-            let how = How { place: to, turn: terms.turn, wait: terms.wait };
-            let supplied = body.places.site(to).and_then(|site| self.supply(&site, how, short));
-            match supplied {
-                Ok(supply) => supplies.push((to, supply)),
-                Err(error) => {
-                    self.hand_back(supplies, terms.turn);
-                    return Err(error);
-                }
-            }
-        }
-        let mut legs = Vec::with_capacity(targets.len());
-        let mut supplies = supplies.into_iter();
-        for (&(slot, _), (to, supply)) in targets.iter().zip(supplies.by_ref()) {
-            let offset = self.bytes_of(legs.len());
-            match self.prepare_one((&shadows, offset), to, supply, terms.turn) {
-                Ok((shadow, origin)) => {
-                    legs.push(Leg { slot, from: to, to, origin, shadow, stage: Stage::Untouched });
-                }
-                Err(error) => {
-                    self.give_up(legs, terms.turn);
-                    self.hand_back(supplies.collect(), terms.turn);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(legs)
-    }
-
-    fn prepare_one(
-        &self,
-        (shadows, offset): (&Range, u64),
-        to: Place,
-        (chunk, origin): (Arc<Chunk>, Origin),
-        turn: Turn,
-    ) -> Result<(Mapping, Origin), Error> {
-        let site = self.0.places.site(to)?;
-        let kept = chunk.clone();
-        let mapped = turn.with(|| Mapping::map(shadows, offset, chunk));
-        let shadow = match mapped {
-            Ok(shadow) => shadow,
-            Err(error) => {
-                give_back(&site, kept, &origin, turn);
-                return Err(error.into());
-            }
-        };
-        drop(kept);
-        // All who have access, though only the copy needs it: granted once, the chunk costs a third
-        // of it when it comes to the buffer's address.
-        let grants = self.0.grants();
-        if let Err(error) = turn.with(|| shadow.set_access(&grants)) {
-            unmap_shadow(&site, shadow, &origin, turn);
-            return Err(error.into());
-        }
-        self.expect(to, &site);
-        Ok((shadow, origin))
-    }
-
-    /// Gives chunks back that were not mapped.
-    fn hand_back(&self, supplies: Vec<(Place, (Arc<Chunk>, Origin))>, turn: Turn) {
-        for (to, (chunk, origin)) in supplies.into_iter().rev() {
-            if let Ok(site) = self.0.places.site(to) {
-                give_back(&site, chunk, &origin, turn);
-            }
-        }
-    }
-
-    /// Takes the new chunks away again.
-    fn give_up(&self, legs: Vec<Leg>, turn: Turn) {
-        for Leg { to, origin, shadow, .. } in legs.into_iter().rev() {
-            let Ok(site) = self.0.places.site(to) else { continue };
-            let _carrying = site.depot.carries.begin();
-            self.forget(to, &site);
-            unmap_shadow(&site, shadow, &origin, turn);
-        }
-    }
-
-    /// A chunk for the buffer stands at an address of a move's own.
-    fn expect(&self, to: Place, site: &Site<'_>) {
-        let bytes = self.0.shape.chunk_bytes;
-        *self.0.state().incoming.entry(to).or_default() += bytes;
-        site.depot.elastic_grew(bytes);
-    }
-
-    /// It does not any more, or not as one that is still to come.
-    fn forget(&self, to: Place, site: &Site<'_>) {
-        let bytes = self.0.shape.chunk_bytes;
-        self.0.state().arrived(to, bytes);
-        site.depot.elastic_shrank(bytes);
     }
 
     /// Everything after the new chunks stand ready.
@@ -424,79 +293,9 @@ impl Operation<'_> {
         Ok(turn.with(|| Mapping::set_access_all(new, grants))?)
     }
 
-    fn map(&self, slot: u32, chunk: Arc<Chunk>) -> vmm_sys::DriverResult<Mapping> {
+    pub(super) fn map(&self, slot: u32, chunk: Arc<Chunk>) -> vmm_sys::DriverResult<Mapping> {
         let offset = u64::from(slot) * self.0.shape.chunk_bytes;
         Turn::Requester.with(|| Mapping::map(&self.0.range, offset, chunk))
-    }
-
-    /// Brings the old chunks back to the buffer's addresses, the last first. Where the driver
-    /// refuses even that, the contents are kept, and brought back later ([`Stuck`]).
-    fn take_back(&self, legs: &mut [Leg]) {
-        let grants = self.0.grants();
-        for leg in legs.iter_mut().rev() {
-            let stage = std::mem::replace(&mut leg.stage, Stage::Untouched);
-            let backing = match stage {
-                Stage::Untouched => continue,
-                Stage::Old(mapping) => Backing::Mapped(mapping),
-                Stage::Nothing(old) => self.stand(leg.slot, Stuck::Unmapped(old), &grants),
-                Stage::New { mapping, old } => match Turn::Requester.with(|| mapping.unmap()) {
-                    Ok(_) => self.stand(leg.slot, Stuck::Unmapped(old), &grants),
-                    Err((mapping, error)) => {
-                        tracing::warn!(%error, "a chunk stays where a failed move brought it");
-                        let backing = self.stand(leg.slot, Stuck::Ungranted(mapping), &grants);
-                        self.stay(leg, backing, old);
-                        continue;
-                    }
-                },
-            };
-            self.0.state().set_backing(leg.slot, backing);
-        }
-    }
-
-    /// Has a chunk stand in a slot, granted to all who have access, as far as the driver lets.
-    pub(super) fn stand(&self, slot: u32, stuck: Stuck, grants: &[AccessGrant]) -> Backing {
-        let mapping = match stuck {
-            Stuck::Ungranted(mapping) => mapping,
-            Stuck::Unmapped(chunk) => match self.map(slot, chunk.clone()) {
-                Ok(mapping) => mapping,
-                Err(error) => {
-                    tracing::warn!(%error, slot, "a chunk could not be mapped back; tried again later");
-                    return Backing::Stuck(Stuck::Unmapped(chunk));
-                }
-            },
-        };
-        match Turn::Requester.with(|| mapping.set_access(grants)) {
-            Ok(()) => Backing::Mapped(mapping),
-            Err(error) => {
-                tracing::warn!(%error, slot, "a chunk could not be granted; tried again later");
-                Backing::Stuck(Stuck::Ungranted(mapping))
-            }
-        }
-    }
-
-    /// A move failed, but the driver refuses to take this leg back: the same bytes, elsewhere. Its
-    /// old chunk goes.
-    fn stay(&self, leg: &Leg, backing: Backing, old: Arc<Chunk>) {
-        let bytes = self.0.shape.chunk_bytes;
-        let from = Place::of(old.props());
-        let Ok(site) = self.0.places.site(from) else { return };
-        let _carrying = site.depot.carries.begin();
-        {
-            let mut state = self.0.state();
-            state.generation += 1;
-            let generation = state.generation;
-            state.set_backing(leg.slot, backing);
-            if let Some(standing) = state.pieces.get_mut(&leg.slot) {
-                standing.place = leg.to;
-                standing.generation = generation;
-            }
-        }
-        // Beside what is still to come: `give_up` counts that off.
-        if let Ok(to) = self.0.places.site(leg.to) {
-            to.depot.elastic_grew(bytes);
-        }
-        site.depot.elastic_shrank(bytes);
-        site.depot.settle(old, Turn::Requester);
     }
 
     /// Makes the new chunks the buffer's.
@@ -509,13 +308,18 @@ impl Operation<'_> {
         let body = self.0;
         let bytes = self.bytes_of(legs.len());
         let mut left = Vec::with_capacity(legs.len());
+        let rests_until_ms = body.rest_after_borrowing_ms();
         let mut state = body.state();
         state.generation += 1;
-        let generation = state.generation;
-        for Leg { slot, to, shadow, stage, .. } in legs {
+        let (generation, home) = (state.generation, state.home);
+        for Leg { slot, to, loan, shadow, stage, .. } in legs {
             let Stage::New { mapping, old } = stage else { continue };
-            state.arrived(to, body.shape.chunk_bytes);
-            state.pieces.insert(slot, Standing::new(mapping, generation));
+            state.arrived(to, body.shape.chunk_bytes, loan.is_some());
+            if loan.is_some() {
+                state.rests_until_ms = rests_until_ms;
+            }
+            let standing = body.standing(home, mapping, generation, loan);
+            state.pieces.insert(slot, standing);
             left.push((shadow, old));
         }
         state.counts.moved_bytes += bytes;
@@ -529,10 +333,7 @@ impl Operation<'_> {
     fn leave_behind(&self, left: Vec<(Mapping, Arc<Chunk>)>, terms: &Terms) {
         let bytes = self.0.shape.chunk_bytes;
         for (shadow, old) in left {
-            if let Err((shadow, error)) = terms.turn.with(|| shadow.unmap()) {
-                tracing::warn!(%error, "an address of a move could not be unmapped; tried again later");
-                drop(shadow); // kept with what could not be given back
-            }
+            unmap_alias(shadow, terms.turn);
             let Ok(site) = self.0.places.site(Place::of(old.props())) else { continue };
             site.depot.elastic_shrank(bytes);
             match terms.left {
@@ -585,16 +386,6 @@ fn copy(legs: &[Leg], copier: &Copier) -> Result<Vec<usize>, Error> {
 /// first, so that the swaps begin early, and few in the end, so that little is left to swap.
 fn together_max(before: usize, left: usize) -> usize {
     before.clamp(1, 4).min((left / 2).max(1))
-}
-
-fn unmap_shadow(site: &Site<'_>, shadow: Mapping, origin: &Origin, turn: Turn) {
-    match turn.with(|| shadow.unmap()) {
-        Ok(chunk) => give_back(site, chunk, origin, turn),
-        Err((shadow, error)) => {
-            tracing::warn!(%error, "an address of a move could not be unmapped; tried again later");
-            site.depot.leaving.add(std::iter::once(shadow), Vec::new());
-        }
-    }
 }
 
 #[cfg(test)]

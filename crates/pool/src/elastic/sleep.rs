@@ -9,11 +9,13 @@ use std::time::Duration;
 use vmm_sys::object::RelaxedCapture;
 
 use super::ElasticBuffer;
-use super::body::{Backing, Operation, Standing, State, Stuck};
+use super::body::Operation;
 use super::commit::{How, Origin, give_back};
 use super::error::ElasticError;
+use super::growth::Lenders;
 use super::hooks::{Cause, Phase};
-use super::relocate::{Left, Terms};
+use super::state::{Backing, Standing, State, Stuck};
+use super::terms::{Effort, Left, Target, Terms};
 use crate::error::Error;
 use crate::lane::{Gate, Wait, Waited};
 use crate::place::Place;
@@ -38,7 +40,15 @@ pub enum Contents {
 pub(crate) struct Asleep {
     pub(super) contents: Contents,
     /// Where the memory of which slot lay.
-    pub(super) places: BTreeMap<u32, Place>,
+    pub(super) lay: BTreeMap<u32, Lay>,
+}
+
+/// Where a chunk lay before the sleep.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lay {
+    place: Place,
+    /// On loan: it wakes at home if that has room now, else at the lender again.
+    is_loan: bool,
 }
 
 /// What [`Pool::sleep`](crate::Pool::sleep) and [`Pool::wake`](crate::Pool::wake) did.
@@ -89,7 +99,15 @@ impl ElasticBuffer {
 
 fn terms(cause: Cause, left: Left, patience: Duration) -> Terms {
     // A sleeping buffer is of no use to those who would be held.
-    Terms { cause, turn: Turn::Requester, wait: Wait::Yes, patience, left, shut: true }
+    Terms {
+        cause,
+        turn: Turn::Requester,
+        wait: Wait::Yes,
+        patience,
+        left,
+        effort: Effort::Ladder,
+        shut: true,
+    }
 }
 
 impl Operation<'_> {
@@ -109,19 +127,21 @@ impl Operation<'_> {
             (None, _) => {}
         }
         self.check_mended()?;
-        let places: BTreeMap<u32, Place> =
-            body.state().pieces.iter().map(|(slot, it)| (*slot, it.place)).collect();
-        let on_devices = places.values().filter(|place| place.device().is_some()).count();
+        let lie = |it: &Standing| Lay { place: it.place, is_loan: it.is_borrowed() };
+        let lay: BTreeMap<u32, Lay> =
+            body.state().pieces.iter().map(|(slot, it)| (*slot, lie(it))).collect();
+        let on_devices = lay.values().filter(|it| it.place.device().is_some()).count();
         match contents {
-            Contents::Dropped => self.drop_memory(places, patience)?,
+            Contents::Dropped => self.drop_memory(lay, patience)?,
             Contents::Kept { node } => {
                 let to = Place::HostNuma(node);
-                let slots: Vec<u32> = places.keys().copied().collect();
+                let slots: Vec<u32> = lay.keys().copied().collect();
                 let terms = terms(Cause::Sleep, Left::Driver, patience);
                 let fall_asleep = |state: &mut State| {
-                    state.asleep = Some(Asleep { contents, places });
+                    state.asleep = Some(Asleep { contents, lay });
                 };
-                self.relocate(slots.into_iter().map(|slot| (slot, to)), &terms, fall_asleep)?;
+                let targets = slots.into_iter().map(|slot| Target::chosen(slot, to));
+                self.relocate(targets, &terms, fall_asleep)?;
             }
         }
         Ok(Some(self.bytes_of(on_devices)))
@@ -129,13 +149,13 @@ impl Operation<'_> {
 
     /// A buffer that sleeps with its contents kept loses them after all.
     fn drop_contents(&self, patience: Duration) -> Result<Option<u64>, Error> {
-        let places = self.0.state().asleep.as_ref().map(|asleep| asleep.places.clone());
-        self.drop_memory(places.unwrap_or_default(), patience)?;
+        let lay = self.0.state().asleep.as_ref().map(|asleep| asleep.lay.clone());
+        self.drop_memory(lay.unwrap_or_default(), patience)?;
         Ok(None)
     }
 
     /// Gives all memory back to the driver, once its users are done.
-    fn drop_memory(&self, places: BTreeMap<u32, Place>, patience: Duration) -> Result<(), Error> {
+    fn drop_memory(&self, lay: BTreeMap<u32, Lay>, patience: Duration) -> Result<(), Error> {
         let body = self.0;
         let slots: Vec<u32> = body.state().pieces.keys().copied().collect();
         let mut change = self.change(Cause::Sleep, &slots);
@@ -159,7 +179,7 @@ impl Operation<'_> {
             state.generation += 1;
             change.generation = state.generation;
             let contents = Contents::Dropped;
-            state.asleep = Some(Asleep { contents, places });
+            state.asleep = Some(Asleep { contents, lay });
             slots.iter().filter_map(|slot| state.remove(*slot)).collect()
         };
         drop(closed);
@@ -196,37 +216,65 @@ impl Operation<'_> {
     /// Wakes the buffer. `None` if it was awake. After an error it sleeps on as it did.
     pub(crate) fn wake(&self, patience: Duration) -> Result<Option<u64>, Error> {
         let body = self.0;
-        let asleep = body.state().asleep.as_ref().map(|it| (it.contents, it.places.clone()));
-        let Some((contents, places)) = asleep else { return Ok(None) };
-        let on_devices = places.values().filter(|place| place.device().is_some()).count();
+        let asleep = body.state().asleep.as_ref().map(|it| (it.contents, it.lay.clone()));
+        let Some((contents, lay)) = asleep else { return Ok(None) };
+        let on_devices = lay.values().filter(|it| it.place.device().is_some()).count();
         match contents {
-            Contents::Kept { .. } => {
-                let terms = terms(Cause::Wake, Left::Shelf, patience);
-                self.relocate(places.into_iter(), &terms, |state| state.asleep = None)?;
-            }
+            Contents::Kept { .. } => self.move_back(&lay, patience)?,
             Contents::Dropped => {
-                self.commit_all(&places)?;
+                self.commit_all(&lay)?;
                 body.state().asleep = None;
             }
         }
         Ok(Some(self.bytes_of(on_devices)))
     }
 
-    /// Brings memory to each of the slots from its place, or none to any.
-    fn commit_all(&self, places: &BTreeMap<u32, Place>) -> Result<(), Error> {
-        let mut kinds: Vec<Place> = places.values().copied().collect();
+    /// Brings the contents back to where they lay; what was borrowed, home if that has room.
+    fn move_back(&self, lay: &BTreeMap<u32, Lay>, patience: Duration) -> Result<(), Error> {
+        let terms = terms(Cause::Wake, Left::Shelf, patience);
+        let home = Place::Device(self.0.home());
+        let to_home = |(slot, lay): (&u32, &Lay)| {
+            Target::chosen(*slot, if lay.is_loan { home } else { lay.place })
+        };
+        let to_lender =
+            |(slot, lay): (&u32, &Lay)| Target { slot: *slot, to: lay.place, is_loan: lay.is_loan };
+        let awake = |state: &mut State| state.asleep = None;
+        let borrowed = lay.values().any(|it| it.is_loan);
+        match self.relocate(lay.iter().map(to_home), &terms, awake) {
+            Err(error) if borrowed && error.is_out_of_memory() => {
+                self.relocate(lay.iter().map(to_lender), &terms, awake).map(drop)
+            }
+            moved => moved.map(drop),
+        }
+    }
+
+    /// Brings memory to each of the slots from where it lay, or none to any.
+    fn commit_all(&self, lay: &BTreeMap<u32, Lay>) -> Result<(), Error> {
+        let home = Place::Device(self.0.home());
+        // Each place as it was chosen; then what was borrowed, from home and from who lent it.
+        let mut kinds: Vec<(bool, Place)> =
+            lay.values().map(|it| (it.is_loan, if it.is_loan { home } else { it.place })).collect();
         kinds.sort_unstable();
         kinds.dedup();
-        let of = |kind: Place| {
-            places.iter().filter(move |(_, place)| **place == kind).map(|(slot, _)| *slot)
-        };
-        for (index, &place) in kinds.iter().enumerate() {
+        let mut lenders: Vec<Place> =
+            lay.values().filter(|it| it.is_loan).map(|it| it.place).collect();
+        lenders.sort_unstable();
+        lenders.dedup();
+        let (nobody, lenders) = (Lenders::Nobody, Lenders::Named(lenders));
+        let mut brought: Vec<u32> = Vec::new();
+        for (is_loan, place) in kinds {
+            let is_it = |it: &Lay| it.is_loan == is_loan && (is_loan || it.place == place);
+            let slots: Vec<u32> =
+                lay.iter().filter(|(_, it)| is_it(it)).map(|(slot, _)| *slot).collect();
             let how = How { place, turn: Turn::Requester, wait: Wait::Yes };
-            if let Err(error) = self.commit_for(of(place), how, Cause::Wake) {
-                let brought: Vec<u32> = kinds[..index].iter().flat_map(|kind| of(*kind)).collect();
+            let lenders = if is_loan { &lenders } else { &nobody };
+            let committed =
+                Operation::commit_for(self, slots.iter().copied(), how, lenders, Cause::Wake);
+            if let Err(error) = committed {
                 self.decommit(brought.into_iter(), Cause::Sleep);
                 return Err(error);
             }
+            brought.extend(slots);
         }
         Ok(())
     }

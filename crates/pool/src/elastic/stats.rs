@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vmm_sys::DeviceId;
 
 use super::body::Body;
+use super::borrow::add;
 use super::sleep::Contents;
 use crate::place::Place;
 
@@ -21,6 +22,8 @@ pub struct Piece {
     pub bytes: u64,
     /// Where the memory lies.
     pub place: Place,
+    /// Whether it is borrowed from there: it may be called back, and moves.
+    pub borrowed: bool,
     /// Whether it can be exported to other processes.
     pub exportable: bool,
     /// The buffer's generation when the piece came: another number at the same offset is other
@@ -42,6 +45,8 @@ pub struct ElasticStats {
     pub committed_bytes: u64,
     /// The same by place; the driver's figure of free memory cannot tell whose it is.
     pub by_place: Vec<(Place, u64)>,
+    /// What of it is borrowed, by lender; the rest that is not at home was placed there by name.
+    pub borrowed: Vec<(Place, u64)>,
     /// The length of its chunks.
     pub chunk_bytes: u64,
     /// What may be committed, with all who share the quota; `u64::MAX` if there is no quota.
@@ -72,13 +77,14 @@ pub struct ElasticStats {
 
 pub(super) fn pieces(body: &Body) -> Vec<Piece> {
     let state = body.state();
-    let piece = |(slot, standing): (&u32, &super::body::Standing)| Piece {
+    let piece = |(slot, standing): (&u32, &super::state::Standing)| Piece {
         offset: u64::from(*slot) * body.shape.chunk_bytes,
         address: body.address() + u64::from(*slot) * body.shape.chunk_bytes,
         bytes: body.shape.chunk_bytes,
         place: standing.place,
         exportable: body.shape.exportable,
         generation: standing.generation,
+        borrowed: standing.is_borrowed(),
     };
     state.pieces.iter().map(piece).collect()
 }
@@ -87,21 +93,22 @@ pub(crate) fn stats(body: &Body) -> ElasticStats {
     let uses = body.uses.counts();
     let quota = body.shape.quota.as_ref();
     let state = body.state();
-    let mut by_place: Vec<(Place, u64)> = Vec::new();
+    let (mut by_place, mut borrowed) = (Vec::new(), Vec::new());
     for standing in state.pieces.values() {
-        let (place, bytes) = (standing.place, body.shape.chunk_bytes);
-        match by_place.iter_mut().find(|(known, _)| *known == place) {
-            Some((_, sum)) => *sum += bytes,
-            None => by_place.push((place, bytes)),
+        add(&mut by_place, standing.place, body.shape.chunk_bytes);
+        if standing.is_borrowed() {
+            add(&mut borrowed, standing.place, body.shape.chunk_bytes);
         }
     }
     by_place.sort_unstable();
+    borrowed.sort_unstable();
     ElasticStats {
         device: state.home,
         tag: body.shape.tag.clone(),
         reserved_bytes: body.range.bytes(),
         committed_bytes: by_place.iter().map(|(_, bytes)| bytes).sum(),
         by_place,
+        borrowed,
         chunk_bytes: body.shape.chunk_bytes,
         quota_bytes: quota.map_or(u64::MAX, crate::Budget::limit_bytes),
         quota_booked_bytes: quota.map_or(0, crate::Budget::booked_bytes),
@@ -109,7 +116,7 @@ pub(crate) fn stats(body: &Body) -> ElasticStats {
         from_stock_bytes: state.counts.stock_bytes,
         returned_bytes: state.counts.returned_bytes,
         moved_bytes: state.counts.moved_bytes,
-        incoming_bytes: state.incoming.values().sum(),
+        incoming_bytes: state.incoming.values().map(|it| it.bytes).sum(),
         asleep: state.asleep.as_ref().map(|asleep| asleep.contents),
         generation: state.generation,
         open_uses: uses.open,

@@ -132,6 +132,11 @@ impl Uses {
         self.state().used_ms = now_ms;
     }
 
+    /// Whether a guard is alive, or a read or write from the host is under way.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.state().open_count() > 0
+    }
+
     /// See [`State::gates`].
     pub(crate) fn gates(&self) -> Vec<Gate> {
         self.state().gates()

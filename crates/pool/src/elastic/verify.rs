@@ -1,32 +1,63 @@
 //! The walker's view of elastic buffers (docs/INVARIANTS.md).
 
 use crate::place::Place;
-use crate::places::Places;
+use crate::places::{Places, Site};
 
 use super::body::Body;
+use super::state::{Standing, State};
+
+/// What buffers have at one place, or what the books say of it, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sums {
+    elastic: u64,
+    /// Booked under the lending budget of the place.
+    loans: u64,
+    /// In buffers whose home is elsewhere.
+    lent: u64,
+    /// Elsewhere, in buffers whose home the place is.
+    borrowed: u64,
+}
+
+impl Sums {
+    fn on_the_books(site: Site<'_>) -> Sums {
+        let lending = &site.depot.lending;
+        Sums {
+            elastic: site.depot.elastic_bytes(),
+            loans: lending.booked_bytes(),
+            lent: lending.lent_bytes(),
+            borrowed: lending.borrowed_bytes(),
+        }
+    }
+}
 
 /// Walks every elastic buffer of a pool. Sums are checked only for places of which no thread has
 /// memory in its hands.
 pub(crate) fn buffers(places: &Places) -> Result<(), String> {
     let before: Vec<_> = places.sites().map(|site| site.depot.carries.settled()).collect();
-    let booked: Vec<_> = places.sites().map(|site| site.depot.elastic_bytes()).collect();
-    let mut found: Vec<u64> = vec![0; before.len()];
+    let booked: Vec<Sums> = places.sites().map(Sums::on_the_books).collect();
+    let mut found: Vec<Sums> = vec![Sums::default(); before.len()];
     for body in places.bodies() {
         let name = format!("elastic buffer at {:#x}", body.address());
-        for (place, bytes) in pieces(&body).map_err(|text| format!("{name}: {text}"))? {
-            match places.sites().position(|site| site.place == place) {
-                Some(index) => found[index] += bytes,
-                None => return Err(format!("I27: {name}: a piece lies on {place}, unknown here")),
-            }
-        }
+        let of = |place| places.sites().position(|site| site.place == place);
+        walk(&body, of, &mut found).map_err(|text| format!("{text}: {name}"))?;
     }
-    for (index, site) in places.sites().enumerate() {
-        let quiet = before[index].is_some() && site.depot.carries.settled() == before[index];
-        if quiet && found[index] != booked[index] {
-            return Err(format!(
-                "I3: {}: elastic buffers hold {} bytes, {} are on the books",
-                site.place, found[index], booked[index]
-            ));
+    let is_quiet = |(site, before): (Site<'_>, &Option<u64>)| {
+        before.is_some() && site.depot.carries.settled() == *before
+    };
+    let quiet: Vec<bool> = places.sites().zip(&before).map(is_quiet).collect();
+    let all_quiet = quiet.iter().all(|it| *it);
+    for (index, site) in places.sites().enumerate().filter(|(index, _)| quiet[*index]) {
+        let (mut found, booked) = (found[index], booked[index]);
+        if !all_quiet {
+            // It lies in places that are in somebody's hands.
+            found.borrowed = booked.borrowed;
+        }
+        let (place, number) = (site.place, if found.elastic == booked.elastic { 33 } else { 3 });
+        if found != booked {
+            return Err(format!("I{number}: {place}: buffers have {found:?}, booked {booked:?}"));
+        }
+        if booked.loans > site.depot.lending.budget_bytes() {
+            return Err(format!("I35: {place}: the lending budget is passed: {booked:?}"));
         }
     }
     hosts(places, &before)
@@ -50,35 +81,60 @@ fn hosts(places: &Places, carries: &[Option<u64>]) -> Result<(), String> {
     Ok(())
 }
 
-/// What a buffer holds, by piece.
-fn pieces(body: &Body) -> Result<Vec<(Place, u64)>, String> {
+/// Adds up what a buffer has, by place.
+fn walk(
+    body: &Body,
+    index_of: impl Fn(Place) -> Option<usize>,
+    found: &mut [Sums],
+) -> Result<(), String> {
     let state = body.state();
     let chunk_bytes = body.shape.chunk_bytes;
-    let mut found = Vec::with_capacity(state.pieces.len());
+    let home = Place::Device(state.home);
+    let known =
+        |place| index_of(place).ok_or(format!("I27: a piece lies on {place}, unknown here"));
     for (slot, standing) in &state.pieces {
-        let offset = u64::from(*slot) * chunk_bytes;
-        if let Some(mapping) = standing.mapping() {
-            if mapping.address() != body.address() + offset || mapping.bytes() != chunk_bytes {
-                return Err(format!("I27: slot {slot} holds {mapping:?}"));
-            }
-            if *mapping.chunk().props() != body.props(standing.place) {
-                return Err(format!("I27: slot {slot} holds a chunk of the wrong kind"));
-            }
+        check_piece(body, &state, *slot, standing)?;
+        let sums = &mut found[known(standing.place)?];
+        sums.elastic += chunk_bytes;
+        sums.loans += if standing.is_borrowed() { chunk_bytes } else { 0 };
+        if standing.place != home {
+            sums.lent += chunk_bytes;
+            found[known(home)?].borrowed += chunk_bytes;
         }
-        if offset + chunk_bytes > body.range.bytes() {
-            return Err(format!("I27: slot {slot} lies beyond the reserved addresses"));
-        }
-        if standing.generation == 0 || standing.generation > state.generation {
-            let (piece, buffer) = (standing.generation, state.generation);
-            return Err(format!("I27: slot {slot} is of generation {piece}, the buffer {buffer}"));
-        }
-        found.push((standing.place, chunk_bytes));
     }
-    found.extend(state.incoming.iter().map(|(place, bytes)| (*place, *bytes)));
+    for (place, incoming) in &state.incoming {
+        let sums = &mut found[known(*place)?];
+        sums.elastic += incoming.bytes;
+        sums.loans += incoming.booked_bytes;
+    }
     if let Some(quota) = &body.shape.quota
         && quota.booked_bytes() > quota.limit_bytes()
     {
         return Err(format!("I2: the quota is passed: {quota:?}"));
     }
-    Ok(found)
+    Ok(())
+}
+
+fn check_piece(body: &Body, state: &State, slot: u32, standing: &Standing) -> Result<(), String> {
+    let chunk_bytes = body.shape.chunk_bytes;
+    let offset = u64::from(slot) * chunk_bytes;
+    if let Some(mapping) = standing.mapping() {
+        if mapping.address() != body.address() + offset || mapping.bytes() != chunk_bytes {
+            return Err(format!("I27: slot {slot} holds {mapping:?}"));
+        }
+        if *mapping.chunk().props() != body.props(standing.place) {
+            return Err(format!("I27: slot {slot} holds a chunk of the wrong kind"));
+        }
+    }
+    if offset + chunk_bytes > body.range.bytes() {
+        return Err(format!("I27: slot {slot} lies beyond the reserved addresses"));
+    }
+    if standing.generation == 0 || standing.generation > state.generation {
+        let (piece, buffer) = (standing.generation, state.generation);
+        return Err(format!("I27: slot {slot} is of generation {piece}, the buffer {buffer}"));
+    }
+    if standing.lent.is_some() == (standing.place == Place::Device(state.home)) {
+        return Err(format!("I35: slot {slot} is on nobody's account, or its home borrowed it"));
+    }
+    Ok(())
 }

@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::host::{Host, HostSettings};
 use crate::idle::Clock;
 use crate::ladder::{self, Callback, Relief, Reliefs};
+use crate::place::Place;
 use crate::places::Places;
 
 /// Settings of a pool; see [`Pool::builder`].
@@ -136,13 +137,16 @@ impl PoolBuilder {
     }
 
     /// Asked after the callbacks, for requests that may borrow ([`crate::Request::may_borrow`]), to make
-    /// room by means of a neighbour. Default: there is no such rung.
+    /// room by means of a neighbour. Then, and without it, the pool makes room itself if it can: what
+    /// was borrowed from the device moves home, and buffers that are
+    /// [`movable`](crate::ElasticBuilder::movable) to devices that lend.
     pub fn neighbour(mut self, relief: impl Relief + 'static) -> Self {
         self.reliefs.neighbour = Some(Arc::new(relief));
         self
     }
 
-    /// As [`PoolBuilder::neighbour`], by means of the host's memory, and asked last.
+    /// As [`PoolBuilder::neighbour`], by means of the host's memory, and asked last; the
+    /// pool moves to the nodes of the host that lend.
     pub fn host(mut self, relief: impl Relief + 'static) -> Self {
         self.reliefs.host = Some(Arc::new(relief));
         self
@@ -188,7 +192,32 @@ impl PoolBuilder {
     /// counts. Default: no node.
     pub fn host_memory(mut self, node: u32, limit_bytes: u64, stock_bytes: u64) -> Self {
         self.settings.hosts.retain(|known| known.node != node);
-        self.settings.hosts.push(HostSettings { node, limit_bytes, stock_bytes });
+        let lends_bytes = None;
+        self.settings.hosts.push(HostSettings { node, limit_bytes, stock_bytes, lends_bytes });
+        self
+    }
+
+    /// Lets elastic buffers whose home is elsewhere borrow memory of `place`, `budget_bytes` at most
+    /// together, when their home is short ([`Growth::borrow_from`](crate::Growth::borrow_from)).
+    /// What it gives is counted on both sides, and can be called back ([`Pool::recall`]). The last
+    /// word about a place counts.
+    ///
+    /// Default: a device lends nothing. A node of the host lends, to those who name it, all that
+    /// [`PoolBuilder::host_memory`] lets the pool have there; with this it lends to those who name
+    /// nobody too. Memory that is placed somewhere by name needs no budget.
+    pub fn lend(mut self, place: impl Into<Place>, budget_bytes: u64) -> Self {
+        let place = place.into();
+        self.settings.lends.retain(|(known, _)| *known != place);
+        self.settings.lends.push((place, budget_bytes));
+        self
+    }
+
+    /// Whether borrowed memory moves to its buffer's home by itself: when the home has room for all
+    /// that the buffer borrowed and an eighth more, at the earliest a second after it last borrowed,
+    /// and while no guard of it is alive. It needs the background thread. What was placed elsewhere
+    /// by name stays there. Default: true.
+    pub fn return_home(mut self, on: bool) -> Self {
+        self.settings.return_home = on;
         self
     }
 
@@ -208,7 +237,9 @@ impl PoolBuilder {
     /// names the setting; the driver's errors; out of memory if the low mark cannot be stocked;
     /// [`ElasticError::NoPeer`](crate::ElasticError::NoPeer) names a pair of devices that cannot do
     /// what the policy says, [`ElasticError::NoHostMemory`](crate::ElasticError::NoHostMemory) a node
-    /// whose memory they cannot use.
+    /// whose memory they cannot use;
+    /// [`ElasticError::UnknownPlace`](crate::ElasticError::UnknownPlace) a lender that is no place of
+    /// the pool's.
     pub fn build(self) -> Result<Pool, Error> {
         let PoolBuilder { driver, mut settings, budgets, callbacks, reliefs, clock, balance } =
             self;
@@ -216,6 +247,7 @@ impl PoolBuilder {
         if settings.devices.is_empty() {
             settings.devices.push(DeviceId(0));
         }
+        settings.check_lenders()?;
         let span = tracing::debug_span!("vmm_pool.build", devices = settings.devices.len());
         let _entered = span.enter();
         let mut devices = Vec::with_capacity(settings.devices.len());
@@ -234,11 +266,16 @@ impl PoolBuilder {
             fill(device, low, high)?;
         }
         let recorder = settings.start_recorder()?;
-        let open = |host: &HostSettings| Host::open(*host, &devices, clock.clone());
+        let open = |host: &HostSettings| {
+            let lends_bytes = settings.lends(Place::HostNuma(host.node));
+            Host::open(HostSettings { lends_bytes, ..*host }, &devices, clock.clone())
+        };
         let hosts: Result<Vec<Host>, Error> = settings.hosts.iter().map(open).collect();
         let balancer = balance.map(|balance| Balancer::new(balance, clock.clone()));
-        let places = Arc::new(Places::new(driver, devices, hosts?, balancer));
+        let returns_home = settings.return_home;
+        let places = Arc::new(Places::new(driver, devices, hosts?, balancer, returns_home));
         for device in &places.devices {
+            device.belongs_to(&places);
             let owner = device.plan.device;
             for (accessor, _) in settings.policy(owner) {
                 places.peers.ensure(&places, owner, accessor)?;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use vmm_pool::{DeviceStats, ElasticBuffer, Piece, Pool, PoolBuilder};
+use vmm_pool::{DeviceStats, ElasticBuffer, Growth, Piece, Place, Pool, PoolBuilder};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::{FaultPlan, HoldId, Sim, SimBuilder};
 use vmm_sys::{Access, DeviceId, Driver, Location, ResultCode};
@@ -40,6 +40,17 @@ impl Machine {
     pub(crate) fn buffer(&self, device: u32, capacity_bytes: u64) -> ElasticBuffer {
         let builder = self.pool.elastic(DeviceId(device));
         builder.capacity_bytes(capacity_bytes).chunk_bytes(G).build().unwrap()
+    }
+
+    /// A buffer that fills its home, device 0, and borrows `chunks` more of `lender`, each written.
+    pub(crate) fn borrower(&self, lender: DeviceId, chunks: u64) -> ElasticBuffer {
+        let buffer = self.buffer(0, 64 * G);
+        let grown = buffer.grow(Growth::to((4 + chunks) * G).borrow_from([lender])).unwrap();
+        assert_eq!(grown.borrowed, [(lender.into(), chunks * G)]);
+        for chunk in 0..4 + chunks {
+            buffer.write(chunk * G, &[chunk as u8 + 1; 64]).unwrap();
+        }
+        buffer
     }
 
     pub(crate) fn stats(&self, device: u32) -> DeviceStats {
@@ -125,6 +136,21 @@ impl Machine {
     }
 }
 
+/// These chunks of a borrower hold what was written.
+pub(crate) fn check(buffer: &ElasticBuffer, chunks: std::ops::Range<u64>) {
+    for chunk in chunks {
+        let mut found = [0; 64];
+        buffer.read(chunk * G, &mut found).unwrap();
+        assert_eq!(found, [chunk as u8 + 1; 64], "chunk {chunk}");
+    }
+}
+
+/// How many chunks of a buffer lie at a place.
+pub(crate) fn count(buffer: &ElasticBuffer, place: impl Into<Place>) -> usize {
+    let place = place.into();
+    buffer.pieces().iter().filter(|piece| piece.place == place).count()
+}
+
 /// A held stream, let go at the latest when a failed story ends: else the pool's end would wait.
 pub(crate) struct Held<'a>(&'a Machine, HoldId);
 
@@ -147,4 +173,10 @@ pub(crate) struct Picture {
     access: Vec<Vec<Access>>,
     bytes: Vec<Vec<u8>>,
     stats: Vec<DeviceStats>,
+}
+
+impl Picture {
+    pub(crate) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
 }

@@ -1,0 +1,208 @@
+//! [`State`]: what others see of an elastic buffer, behind a lock that is only held to look or to
+//! publish.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use vmm_sys::object::{Chunk, Mapping};
+use vmm_sys::{Access, AccessGrant, DeviceId};
+
+use super::body::Body;
+use super::sleep::Asleep;
+use crate::lending::{Lent, Loan};
+use crate::place::Place;
+
+/// What others see of a buffer. Its lock is never held at the driver.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// By slot: the slot's number times the chunk length is the offset.
+    pub(crate) pieces: BTreeMap<u32, Standing>,
+    /// Slots whose chunks are [`Stuck`].
+    pub(super) stuck: BTreeSet<u32>,
+    /// Bytes of chunks that stand at addresses of a move's own, by the place they are made at.
+    pub(crate) incoming: BTreeMap<Place, Incoming>,
+    /// Until then it does not come home by itself, by the pool's clock.
+    pub(crate) rests_until_ms: u64,
+    /// It is about to come home: somebody was told.
+    pub(crate) homeward: bool,
+    /// What woke would bring back, while the buffer sleeps.
+    pub(crate) asleep: Option<Asleep>,
+    /// Where memory comes from unless told otherwise.
+    pub(crate) home: DeviceId,
+    /// Who may do what, the home included. Others may do nothing.
+    pub(crate) access: BTreeMap<DeviceId, Access>,
+    /// Devices of whose access the buffer has said something itself.
+    pub(crate) own_words: BTreeSet<DeviceId>,
+    /// Counts the changes of the memory behind the addresses.
+    pub(crate) generation: u64,
+    pub(crate) counts: Counts,
+    /// A thread is changing the buffer's memory.
+    pub(super) operating: bool,
+}
+
+/// A chunk that stands in a slot.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    pub(crate) backing: Backing,
+    pub(crate) place: Place,
+    /// The buffer's generation when it came.
+    pub(crate) generation: u64,
+    /// Grants that the driver refused to take back: tried again before the next operation.
+    pub(crate) owed: Vec<AccessGrant>,
+    /// If it lies elsewhere than the home: whose it is, on both sides' accounts.
+    pub(crate) lent: Option<Lent>,
+}
+
+/// Chunks that stand at addresses of a move's own, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Incoming {
+    pub(crate) bytes: u64,
+    /// Of these, booked under the lender's budget.
+    pub(crate) booked_bytes: u64,
+}
+
+/// What is at a slot's addresses.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    Mapped(Mapping),
+    /// The thread that holds the operation has the mapping in its hands.
+    InHand,
+    /// The driver refused to bring the chunk back after a move that failed.
+    Stuck(Stuck),
+}
+
+/// A chunk with a buffer's contents that nobody can use at its addresses: tried again before each
+/// operation and each use.
+#[derive(Debug)]
+pub(crate) enum Stuck {
+    Unmapped(Arc<Chunk>),
+    Ungranted(Mapping),
+}
+
+impl Standing {
+    /// Whether a lender's budget is booked for it.
+    pub(crate) fn is_borrowed(&self) -> bool {
+        self.lent.as_ref().is_some_and(Lent::is_loan)
+    }
+
+    pub(crate) fn mapping(&self) -> Option<&Mapping> {
+        match &self.backing {
+            Backing::Mapped(mapping) => Some(mapping),
+            Backing::InHand | Backing::Stuck(_) => None,
+        }
+    }
+
+    /// Takes the mapping into the hands of the thread that holds the operation.
+    pub(super) fn take(&mut self) -> Option<Mapping> {
+        match std::mem::replace(&mut self.backing, Backing::InHand) {
+            Backing::Mapped(mapping) => Some(mapping),
+            other => {
+                self.backing = other;
+                None
+            }
+        }
+    }
+}
+
+/// Where a buffer's memory came from, in bytes since it was built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) created_bytes: u64,
+    pub(crate) stock_bytes: u64,
+    pub(crate) returned_bytes: u64,
+    pub(crate) moved_bytes: u64,
+}
+
+impl State {
+    pub(super) fn new(home: DeviceId, access: BTreeMap<DeviceId, Access>) -> State {
+        State {
+            pieces: BTreeMap::new(),
+            stuck: BTreeSet::new(),
+            incoming: BTreeMap::new(),
+            rests_until_ms: 0,
+            homeward: false,
+            asleep: None,
+            home,
+            access,
+            own_words: BTreeSet::new(),
+            generation: 0,
+            counts: Counts::default(),
+            operating: false,
+        }
+    }
+
+    /// Says what is at a slot's addresses, if the slot has memory.
+    pub(super) fn set_backing(&mut self, slot: u32, backing: Backing) {
+        let Some(standing) = self.pieces.get_mut(&slot) else { return };
+        match backing {
+            Backing::Stuck(_) => self.stuck.insert(slot),
+            Backing::Mapped(_) | Backing::InHand => self.stuck.remove(&slot),
+        };
+        standing.backing = backing;
+    }
+
+    /// Takes a slot's chunk out.
+    pub(super) fn remove(&mut self, slot: u32) -> Option<Standing> {
+        self.stuck.remove(&slot);
+        self.pieces.remove(&slot)
+    }
+
+    /// A chunk is to come to `place`.
+    pub(super) fn expect(&mut self, place: Place, bytes: u64, is_loan: bool) {
+        let incoming = self.incoming.entry(place).or_default();
+        incoming.bytes += bytes;
+        incoming.booked_bytes += if is_loan { bytes } else { 0 };
+    }
+
+    /// A chunk that was to come to `place` has come, or will not.
+    pub(super) fn arrived(&mut self, place: Place, bytes: u64, is_loan: bool) {
+        if let Some(incoming) = self.incoming.get_mut(&place) {
+            incoming.bytes -= bytes;
+            incoming.booked_bytes -= if is_loan { bytes } else { 0 };
+            if incoming.bytes == 0 {
+                self.incoming.remove(&place);
+            }
+        }
+    }
+
+    /// Slots with memory that a lender's budget is booked for; of one lender, if it is named.
+    pub(crate) fn borrowed(&self, lender: Option<Place>) -> Vec<u32> {
+        let is_it =
+            |it: &Standing| it.is_borrowed() && lender.is_none_or(|lender| it.place == lender);
+        self.pieces.iter().filter(|(_, it)| is_it(it)).map(|(slot, _)| *slot).collect()
+    }
+}
+
+impl Body {
+    /// A chunk that stands at this buffer's addresses: on the accounts of both sides, unless it lies
+    /// at home.
+    pub(super) fn standing(
+        &self,
+        home: DeviceId,
+        mapping: Mapping,
+        generation: u64,
+        loan: Option<Loan>,
+    ) -> Standing {
+        let place = Place::of(mapping.chunk().props());
+        let lent = self.lent(home, place, loan);
+        Standing { backing: Backing::Mapped(mapping), place, generation, owed: Vec::new(), lent }
+    }
+
+    /// Both sides' accounts of one chunk at `place`.
+    pub(super) fn lent(&self, home: DeviceId, place: Place, loan: Option<Loan>) -> Option<Lent> {
+        let home = Place::Device(home);
+        if place == home {
+            return None;
+        }
+        let of = |place| self.places.site(place).ok().map(|site| &site.depot.lending);
+        Some(Lent::new(of(place)?, of(home)?, self.shape.chunk_bytes, loan))
+    }
+
+    /// Makes a device the home. All memory lies there: nothing is lent any more.
+    pub(super) fn settle(&self, state: &mut State, home: DeviceId) {
+        state.home = home;
+        for standing in state.pieces.values_mut() {
+            standing.lent = self.lent(home, standing.place, None);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A move that failed is taken back: the old chunks come to the buffer's addresses again, as far as
+//! the driver lets. What it does not is kept, and tried again before each operation and each use.
+
+use std::sync::Arc;
+
+use vmm_sys::AccessGrant;
+use vmm_sys::object::Chunk;
+
+use super::body::Operation;
+use super::relocate::{Leg, Stage};
+use super::state::{Backing, Stuck};
+use crate::place::Place;
+use crate::turn::Turn;
+
+impl Operation<'_> {
+    /// Brings the old chunks back to the buffer's addresses, the last first. Where the driver
+    /// refuses even that, the contents are kept, and brought back later ([`Stuck`]).
+    pub(super) fn take_back(&self, legs: &mut [Leg]) {
+        let grants = self.0.grants();
+        for leg in legs.iter_mut().rev() {
+            let stage = std::mem::replace(&mut leg.stage, Stage::Untouched);
+            let backing = match stage {
+                Stage::Untouched | Stage::Stays => continue,
+                Stage::Old(mapping) => Backing::Mapped(mapping),
+                Stage::Nothing(old) => self.stand(leg.slot, Stuck::Unmapped(old), &grants),
+                Stage::New { mapping, old } => match Turn::Requester.with(|| mapping.unmap()) {
+                    Ok(_) => self.stand(leg.slot, Stuck::Unmapped(old), &grants),
+                    Err((mapping, error)) => {
+                        tracing::warn!(%error, "a chunk stays where a failed move brought it");
+                        let backing = self.stand(leg.slot, Stuck::Ungranted(mapping), &grants);
+                        self.stay(leg, backing, old);
+                        leg.stage = Stage::Stays;
+                        continue;
+                    }
+                },
+            };
+            self.0.state().set_backing(leg.slot, backing);
+        }
+    }
+
+    /// Has a chunk stand in a slot, granted to all who have access, as far as the driver lets.
+    pub(super) fn stand(&self, slot: u32, stuck: Stuck, grants: &[AccessGrant]) -> Backing {
+        let mapping = match stuck {
+            Stuck::Ungranted(mapping) => mapping,
+            Stuck::Unmapped(chunk) => match self.map(slot, chunk.clone()) {
+                Ok(mapping) => mapping,
+                Err(error) => {
+                    tracing::warn!(%error, slot, "a chunk could not be mapped back; tried again later");
+                    return Backing::Stuck(Stuck::Unmapped(chunk));
+                }
+            },
+        };
+        match Turn::Requester.with(|| mapping.set_access(grants)) {
+            Ok(()) => Backing::Mapped(mapping),
+            Err(error) => {
+                tracing::warn!(%error, slot, "a chunk could not be granted; tried again later");
+                Backing::Stuck(Stuck::Ungranted(mapping))
+            }
+        }
+    }
+
+    /// A move failed, but the driver refuses to take this leg back: the same bytes, elsewhere. Its
+    /// old chunk goes.
+    fn stay(&self, leg: &mut Leg, backing: Backing, old: Arc<Chunk>) {
+        let bytes = self.0.shape.chunk_bytes;
+        let from = Place::of(old.props());
+        let Ok(site) = self.0.places.site(from) else { return };
+        let sites = self.0.places.sites();
+        let _carrying: Vec<_> = sites.map(|site| site.depot.carries.begin()).collect();
+        let loan = leg.loan.take();
+        {
+            let mut state = self.0.state();
+            state.generation += 1;
+            let generation = state.generation;
+            if loan.is_some() {
+                // What `give_up` is going to count off is no loan any more.
+                state.arrived(leg.to, bytes, true);
+                state.expect(leg.to, bytes, false);
+            }
+            let lent = self.0.lent(state.home, leg.to, loan);
+            state.set_backing(leg.slot, backing);
+            if let Some(standing) = state.pieces.get_mut(&leg.slot) {
+                standing.place = leg.to;
+                standing.generation = generation;
+                standing.lent = lent;
+            }
+        }
+        // Beside what is still to come: `give_up` counts that off.
+        if let Ok(to) = self.0.places.site(leg.to) {
+            to.depot.elastic_grew(bytes);
+        }
+        site.depot.elastic_shrank(bytes);
+        site.depot.settle(old, Turn::Requester);
+    }
+}
