@@ -6,10 +6,13 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use common::elastic::machine;
 use common::{HOME, MIB, Rig};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
+use vmm_sys::DeviceId;
 
 /// Keeps the names of the pool's spans.
 #[derive(Clone, Default)]
@@ -58,6 +61,17 @@ fn each_slow_operation_has_its_span_and_the_page_lists_them() {
         seen(&["vmm_pool.grow", "vmm_pool.reclaim"]);
         rig.end();
         seen(&["vmm_pool.lane_close"]);
+        let two = machine(2, |sim| sim, |pool| pool);
+        let buffer = two.buffer(0, 2 * MIB);
+        buffer.grow_to(2 * MIB).unwrap();
+        seen(&["vmm_pool.build"]);
+        buffer.migrate(DeviceId(1)).unwrap();
+        seen(&["vmm_pool.move", "vmm_pool.peer"]);
+        two.pool.recall(DeviceId(1), u64::MAX, Duration::ZERO).unwrap();
+        seen(&["vmm_pool.recall"]);
+        drop(buffer);
+        two.end();
+        seen(&[]);
     });
     let page = include_str!("../../../docs/CONFIGURATION.md");
     let listed = page.lines().filter_map(|line| line.strip_prefix("| `vmm_pool.")).count();
