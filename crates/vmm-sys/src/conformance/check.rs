@@ -85,6 +85,15 @@ impl Answers {
             Err(Stop::Failed(self.wrong.join("\n")))
         }
     }
+
+    /// The same, and a failure lists the right ones too: where one step explains another.
+    pub(crate) fn told_in_full(self) -> Step<String> {
+        let all = self.lines.join("\n");
+        self.told().map_err(|stop| match stop {
+            Stop::Failed(wrong) => Stop::Failed(format!("{wrong}\nall answers:\n{all}")),
+            skipped @ Stop::Skipped(_) => skipped,
+        })
+    }
 }
 
 /// `value`, `value + 1`, … as the bytes of 32-bit words: what `ProbeKernel::FillWords` writes.
@@ -141,6 +150,19 @@ mod tests {
         }
         let wrong = "first: expected OK, got no\nthird: expected OK, got 9";
         assert_eq!(answers.told(), Err(Stop::Failed(wrong.into())));
+    }
+
+    #[test]
+    fn a_failure_told_in_full_lists_the_right_answers_too() {
+        let told = |came| {
+            let mut answers = Answers::default();
+            answers.expect("first", came, "OK");
+            answers.note("second", 7);
+            answers.told_in_full()
+        };
+        assert_eq!(told("OK"), Ok("first: OK\nsecond: 7".into()));
+        let text = "first: expected OK, got no\nall answers:\nfirst: no\nsecond: 7";
+        assert_eq!(told("no"), Err(Stop::Failed(text.into())));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A pool that gates memory of another thread's stream on the legacy stream depends on both.
 
 use std::thread;
+use std::time::Instant;
 
 use crate::error::{DriverResult, ResultCode};
 use crate::types::{CaptureMode, CaptureStatus, EventHandle, ProbeKernel, StreamHandle};
@@ -101,44 +102,90 @@ fn beside_capture(
     Ok(())
 }
 
-/// D-S3: a thread leaves held work on its own stream and ends. Does it wait, and does an event on
-/// the legacy stream come after the work?
+/// D-S3: a thread leaves held work on its own stream and ends. Does its end wait, and does an event
+/// on the legacy stream come after the work?
 pub(super) fn d_s3(bench: &Bench) -> Outcome {
     bench.check(|s| {
         let device = s.device();
         let target = s.buffer(s.g(), device, &[device])?;
-        s.fill(device, target, 0, WORD)?;
-        let event = s.event(device)?;
-        bench.say("a thread holds its own stream and ends");
-        let mut gate = elsewhere(|| -> DriverResult<Gate> {
-            let gate = Gate::close(s, device, StreamHandle::PER_THREAD, hold_limit(s))?;
-            // Long enough that what does not wait for it is seen to come too early.
-            let kernel = ProbeKernel::Spin { busy_us: 100_000, done: target };
-            s.launch(device, kernel, StreamHandle::PER_THREAD)?;
-            Ok(gate)
-        })?;
+        let copy = ProbeKernel::CopyWords { dst: target + WORD, src: target, words: 1 };
+        // The first launch of all waits for every held stream (row D-N16), and would pass for the
+        // thread's end.
+        s.run_kernel(device, ProbeKernel::Spin { busy_us: 0, done: target })?;
+        s.run_kernel(device, copy)?;
+        s.fill(device, target, 0, 2 * WORD)?;
+        let (event, own) = (s.event(device)?, s.event(device)?);
         let mut answers = Answers::default();
-        let waits = |gate: &Gate| if gate.timed_out() { "waits" } else { "does not wait" };
-        answers.expect("the end of the thread", waits(&gate), "does not wait");
+        let mut hold = elsewhere(|| leave_held_work(s, bench, target, own, &mut answers))?;
+        hold.step(&mut answers, "the end of the thread");
+        let passed = |passed| if passed { "has passed" } else { "has not passed" };
+        let came = passed(s.has_passed(device, own)?);
+        answers.expect("an event behind the work, once the thread has ended", came, PENDING);
+        hold.step(&mut answers, "the question");
         bench.say("an event on the legacy stream");
         s.record(device, event, StreamHandle::LEGACY)?;
-        let passed = |passed| if passed { "has passed" } else { "has not passed" };
+        hold.step(&mut answers, "a record on the legacy stream");
         let came = passed(s.has_passed(device, event)?);
-        answers.expect("the event, asked while the work is held", came, "has not passed");
-        answers.expect("record and question", waits(&gate), "does not wait");
-        gate.open();
+        answers.expect("that event, asked while the work is held", came, PENDING);
+        hold.step(&mut answers, "the question about it");
+        hold.gate.open();
         s.wait_event(device, event)?;
         // On a stream that waits for nobody: a synchronous copy would wait with the legacy stream.
         let aside = s.stream(device)?;
-        let copy = ProbeKernel::CopyWords { dst: target + WORD, src: target, words: 1 };
         s.launch(device, copy, aside)?;
         s.synchronize(device, aside)?;
         s.driver().device_synchronize(device)?;
         let came = s.word(device, target + WORD)?;
         answers.expect("the work, once the event has passed", done(came), "done");
         answers.expect("the work, at the end", done(s.word(device, target)?), "done");
-        answers.told()
+        answers.told_in_full()
     })
+}
+
+const PENDING: &str = "has not passed";
+
+/// What the thread of D-S3 does: holds its own stream, and leaves work and an event behind it.
+fn leave_held_work(
+    s: &Scratch<'_>,
+    bench: &Bench,
+    target: u64,
+    own: EventHandle,
+    answers: &mut Answers,
+) -> DriverResult<Hold> {
+    let (device, stream) = (s.device(), StreamHandle::PER_THREAD);
+    bench.say("a thread holds its own stream");
+    let gate = Gate::close(s, device, stream, hold_limit(s))?;
+    let mut hold = Hold { gate, since: Instant::now(), is_over: false };
+    // Long enough that what does not wait for it is seen to come too early.
+    s.launch(device, ProbeKernel::Spin { busy_us: 100_000, done: target }, stream)?;
+    hold.step(answers, "the launch in the thread");
+    s.record(device, own, stream)?;
+    hold.step(answers, "a record in the thread");
+    bench.say("the thread ends");
+    Ok(hold)
+}
+
+/// A held stream, and whether the steps beside it wait, one by one.
+struct Hold {
+    gate: Gate,
+    /// When the last step was over.
+    since: Instant,
+    is_over: bool,
+}
+
+impl Hold {
+    /// A step is over. Its time is told, as only one step can be seen to wait.
+    fn step(&mut self, answers: &mut Answers, what: &str) {
+        let us = self.since.elapsed().as_secs_f64() * 1e6;
+        let was_over = std::mem::replace(&mut self.is_over, self.gate.timed_out());
+        let came = match (was_over, self.is_over) {
+            (true, _) => "not asked, as the hold was over",
+            (false, true) => "waits",
+            (false, false) => "does not wait",
+        };
+        answers.expect(format_args!("{what} ({us:.0} us)"), came, "does not wait");
+        self.since = Instant::now();
+    }
 }
 
 fn done(word: u32) -> &'static str {
