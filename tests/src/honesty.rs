@@ -118,7 +118,7 @@ pub(crate) fn check_shortage<'a>(
             end = at + SLAB_BYTES;
         }
         while at < end {
-            let range = lane.stream().driver().address_range(at);
+            let range = lane.stream().driver().address_range(device, at);
             let (base, bytes) = range.map_err(|error| format!("{at:#x} is live: {error}"))?;
             pinned.insert(base, bytes);
             at = base + bytes;

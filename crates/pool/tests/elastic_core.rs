@@ -167,7 +167,10 @@ fn a_single_piece_is_one_chunk() {
     assert_eq!(buffer.grow_to(1).unwrap(), 6 * G);
     let pieces = buffer.pieces();
     assert_eq!((pieces.len(), pieces[0].offset, pieces[0].bytes), (1, 0, 6 * G));
-    assert_eq!(machine.driver.address_range(buffer.address() + 3 * G).unwrap().1, 6 * G);
+    assert_eq!(
+        machine.driver.address_range(DeviceId(0), buffer.address() + 3 * G).unwrap().1,
+        6 * G
+    );
     assert_eq!(buffer.shrink_to(1).unwrap(), 0);
     assert_eq!(buffer.shrink_to(0).unwrap(), 6 * G);
     drop(buffer);

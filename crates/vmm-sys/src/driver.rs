@@ -145,8 +145,9 @@ pub trait Driver: Send + Sync + Debug {
     unsafe fn export_fd(&self, chunk: ChunkHandle) -> DriverResult<OwnedFd>;
     /// `cuMemImportFromShareableHandle` of a POSIX descriptor: a handle of its own (row D-X2).
     fn import_fd(&self, descriptor: BorrowedFd<'_>) -> DriverResult<ChunkHandle>;
-    /// `cuMemGetAddressRange`: base and bytes of the one chunk mapped there (row D-P1).
-    fn address_range(&self, address: u64) -> DriverResult<(u64, u64)>;
+    /// `cuMemGetAddressRange`: base and bytes of the one chunk mapped there, as `device` sees it:
+    /// memory of another device is not found without access (row D-P1).
+    fn address_range(&self, device: DeviceId, address: u64) -> DriverResult<(u64, u64)>;
     /// `cuPointerGetAttributes`.
     fn pointer_info(&self, address: u64) -> DriverResult<PointerInfo>;
     /// `cuIpcGetMemHandle`, the answer dropped: mapped chunks are refused (row D-P3).

@@ -159,7 +159,7 @@ fn the_vmm_calls_carry_the_drivers_bytes() {
     cuda.set_access(address, 2 * G, &grants).unwrap();
     assert_eq!(cuda.get_access(address, Location::Device(ONE)), Ok(Access::ReadWrite));
     assert_eq!(cuda.get_access(address, Location::Host), Ok(Access::None));
-    assert_eq!(cuda.address_range(address + 5), Ok((address, G)));
+    assert_eq!(cuda.address_range(ONE, address + 5), Ok((address, G)));
     assert_eq!(cuda.retain(address).unwrap().0, 0xabc);
     cuda.unmap(address, 2 * G).unwrap();
     // SAFETY: the reference is ours.
@@ -174,7 +174,12 @@ fn the_vmm_calls_carry_the_drivers_bytes() {
         format!("- cuMemSetAccess {} 2 010000000100000003000000030000000300000001000000", 2 * G),
         "- cuMemGetAccess 0100000001000000".to_owned(),
         "- cuMemGetAccess 0200000000000000".to_owned(),
-        "- cuMemGetAddressRange_v2".to_owned(),
+        // The one that asks in its device's context, which is made for it.
+        "- cuDevicePrimaryCtxRetain 1001".to_owned(),
+        "- cuCtxGetCurrent".to_owned(),
+        "- cuCtxSetCurrent 1".to_owned(),
+        "1 cuMemGetAddressRange_v2".to_owned(),
+        "1 cuCtxSetCurrent none".to_owned(),
         "- cuMemRetainAllocationHandle".to_owned(),
         format!("- cuMemUnmap {}", 2 * G),
         "- cuMemRelease".to_owned(),

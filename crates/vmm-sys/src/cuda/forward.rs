@@ -70,7 +70,7 @@ forward! {
         fn set_access(address: u64, bytes: u64, grants: &[AccessGrant]) -> ();
         fn get_access(address: u64, location: Location) -> Access;
         fn import_fd(descriptor: BorrowedFd<'_>) -> ChunkHandle;
-        fn address_range(address: u64) -> (u64, u64);
+        fn address_range(device: DeviceId, address: u64) -> (u64, u64);
         fn pointer_info(address: u64) -> PointerInfo;
         fn legacy_ipc_export(device: DeviceId, address: u64) -> ();
         fn mem_alloc(device: DeviceId, bytes: u64) -> u64;

@@ -58,12 +58,14 @@ impl Cuda {
         Ok(ChunkHandle(handle))
     }
 
-    pub(super) fn address_range(&self, address: u64) -> DriverResult<(u64, u64)> {
+    pub(super) fn address_range(&self, device: DeviceId, address: u64) -> DriverResult<(u64, u64)> {
         let get = have(Call::MemGetAddressRange, self.entry.mem_address_range)?;
-        let _scope = self.enter_any()?;
+        let _scope = self.enter(device)?;
         let (mut base, mut bytes) = (0, 0);
-        self.door(Call::MemGetAddressRange, None, || get(&mut base, &mut bytes, address))
-            .map_err(|error| error.because(format_args!("is anything mapped at {address:#x}?")))?;
+        self.door(Call::MemGetAddressRange, Some(device), || get(&mut base, &mut bytes, address))
+            .map_err(|error| {
+            error.because(format_args!("is anything mapped at {address:#x}, for {device}?"))
+        })?;
         Ok((base, bytes))
     }
 

@@ -143,8 +143,8 @@ impl Driver for Sim {
         self.do_import_fd(descriptor)
     }
 
-    fn address_range(&self, address: u64) -> DriverResult<(u64, u64)> {
-        self.do_address_range(address)
+    fn address_range(&self, device: DeviceId, address: u64) -> DriverResult<(u64, u64)> {
+        self.do_address_range(device, address)
     }
 
     fn pointer_info(&self, address: u64) -> DriverResult<PointerInfo> {

@@ -10,7 +10,9 @@ use super::state::State;
 use super::{Sim, costs};
 use crate::call::Call;
 use crate::error::{DriverResult, ResultCode, explain};
-use crate::types::{ChunkHandle, ChunkProps, DeviceId, GranularityKind, Location, PointerInfo};
+use crate::types::{
+    Access, ChunkHandle, ChunkProps, DeviceId, GranularityKind, Location, PointerInfo,
+};
 
 impl Sim {
     /// Sizes and addresses go by the granularity of the exact properties.
@@ -227,9 +229,19 @@ impl Sim {
         })
     }
 
-    /// Row D-P1: the one chunk, or the one legacy allocation, that is there.
-    pub(super) fn do_address_range(&self, address: u64) -> DriverResult<(u64, u64)> {
-        self.call(Call::MemGetAddressRange, |state| match state.region_at(address) {
+    /// Row D-P1: the one chunk, or the one legacy allocation, that is there. Whether access decides
+    /// for whom it is found, or location, is not known: here it is access, so that a caller without
+    /// any is told.
+    pub(super) fn do_address_range(
+        &self,
+        device: DeviceId,
+        address: u64,
+    ) -> DriverResult<(u64, u64)> {
+        self.call_on(Call::MemGetAddressRange, device, |state| match state.region_at(address) {
+            Some((_, region)) if region.access.get(Location::Device(device)) == Access::None => {
+                Err(Refused::new(ResultCode::NOT_FOUND)
+                    .because(format_args!("{device} has no access at {address:#x}")))
+            }
             Some((start, region)) => Ok((start, region.bytes)),
             None => Err(no_chunk_at(address)),
         })

@@ -33,7 +33,7 @@ fn without_context(s: &Scratch<'_>) -> Step<String> {
     works("get access", answer(&s.access_of(address, device)));
     works("properties", answer(&s.properties(chunk)));
     works("retain", answer(&s.retain(address)));
-    works("address range", answer(&s.driver().address_range(address)));
+    works("address range", answer(&s.driver().address_range(device, address)));
     works("pointer attributes", answer(&s.driver().pointer_info(address)));
     works("unmap", answer(&s.unmap(address, g)));
     works("release", answer(&s.release(chunk)));

@@ -128,7 +128,8 @@ fn first_run(s: &Scratch<'_>, answers: &mut Answers) -> DriverResult<()> {
     if mapped.is_ok() {
         let device = s.device();
         answers.note("set access there", answer(&s.grant(place, 2 * g, &[device])));
-        answers.note("address range there", format!("{:x?}", s.driver().address_range(place + g)));
+        let found = s.driver().address_range(device, place + g);
+        answers.note("address range there", format!("{found:x?}"));
         answers.note("copy to its first half", answer(&s.write(device, place, &[1; 64])));
         answers.note("free the range under it", answer(&s.address_free(address, bytes)));
         answers.note("unmap there", answer(&s.unmap(place, 2 * g)));

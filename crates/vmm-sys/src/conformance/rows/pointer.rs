@@ -1,15 +1,17 @@
 //! D-P: what the driver says of an address inside a mapping.
 
 use crate::error::ResultCode;
+use crate::types::DeviceId;
 
 use super::super::bench::Bench;
-use super::super::check::{refused, same};
-use super::super::outcome::Outcome;
-use super::super::scratch::WORD;
+use super::super::check::{Answers, answer, refused, same};
+use super::super::outcome::{Outcome, Step};
+use super::super::scratch::{Scratch, WORD};
 
 const INVALID: ResultCode = ResultCode::INVALID_VALUE;
 
-/// D-P1: the address range of a mapping is its chunk's, not the reservation's.
+/// D-P1: the address range of a mapping is its chunk's, not the reservation's, and another device
+/// without access does not find it.
 pub(super) fn d_p1(bench: &Bench) -> Outcome {
     bench.check(|s| {
         let (g, device) = (s.g(), s.device());
@@ -22,12 +24,41 @@ pub(super) fn d_p1(bench: &Bench) -> Outcome {
         for (place, bytes) in mappings {
             for inside in [0, 5, bytes - 1] {
                 let asked = address + place + inside;
-                let answer = s.driver().address_range(asked)?;
+                let answer = s.driver().address_range(device, asked)?;
                 same(format_args!("at + {}", place + inside), answer, (address + place, bytes))?;
             }
         }
-        Ok(String::new())
+        let mut answers = Answers::default();
+        range_by_access(s, &mut answers)?;
+        answers.note("an address without a mapping", found(s, device, address));
+        answers.told()
     })
+}
+
+/// Who finds a mapping: decided by where its memory is, or by who was granted access.
+fn range_by_access(s: &Scratch<'_>, answers: &mut Answers) -> Step<()> {
+    let (g, device) = (s.g(), s.device());
+    let address = s.range(g)?;
+    s.map(address, g, 0, s.chunk(g, device)?)?;
+    answers.note("own memory, nothing granted", found(s, device, address));
+    // One of two devices is missing on a smaller machine, and so are these answers.
+    let Some(peer) = s.devices().into_iter().find(|&other| other != device) else { return Ok(()) };
+    let address = s.range(g)?;
+    s.map(address, g, 0, s.chunk(g, peer)?)?;
+    s.grant(address, g, &[peer])?;
+    answers.expect("the other device's, asked for it", found(s, peer, address), "OK");
+    let none = ResultCode::NOT_FOUND.to_string();
+    answers.expect("the other device's, no access", found(s, device, address), &none);
+    if !s.driver().can_access_peer(device, peer)? {
+        return Ok(());
+    }
+    s.grant(address, g, &[device])?;
+    answers.note("the other device's, with access", found(s, device, address));
+    Ok(())
+}
+
+fn found(s: &Scratch<'_>, device: DeviceId, address: u64) -> String {
+    answer(&s.driver().address_range(device, address))
 }
 
 /// D-P2: device memory, of its own device, of no context, closed to the legacy calls.

@@ -293,8 +293,15 @@ fn pointers_are_described_as_measured() {
     let va = sim.address_reserve(3 * G, 0, 0).unwrap();
     let chunk = sim.create(2 * G, &props(D1)).unwrap();
     sim.t_map(va + G, 2 * G, chunk).unwrap();
-    assert_eq!(sim.address_range(va + 2 * G + 9).unwrap(), (va + G, 2 * G));
-    assert_eq!(code(sim.address_range(va)), Code::INVALID_VALUE);
+    // Found by whoever has access, its own device too.
+    assert_eq!(code(sim.address_range(D1, va + G)), Code::NOT_FOUND);
+    sim.set_access(va + G, 2 * G, &[AccessGrant::read_write(D1)]).unwrap();
+    assert_eq!(sim.address_range(D1, va + 2 * G + 9).unwrap(), (va + G, 2 * G));
+    assert_eq!(code(sim.address_range(D0, va + G)), Code::NOT_FOUND);
+    let read = AccessGrant { location: Location::Device(D0), access: Access::Read };
+    sim.set_access(va + G, 2 * G, &[read]).unwrap();
+    assert_eq!(sim.address_range(D0, va + G).unwrap(), (va + G, 2 * G));
+    assert_eq!(code(sim.address_range(D1, va)), Code::INVALID_VALUE);
     let expected =
         PointerInfo { memory_type: 2, device: D1, context: None, legacy_ipc_capable: false };
     assert_eq!(sim.pointer_info(va + G).unwrap(), expected);
