@@ -157,7 +157,7 @@ pub trait Driver: Send + Sync + Debug {
 
     /// `cuMemAlloc`.
     fn mem_alloc(&self, device: DeviceId, bytes: u64) -> DriverResult<u64>;
-    /// `cuMemFree`: waits for all work of the device.
+    /// `cuMemFree`: waits for all work of the device, and keeps others waiting (row D-N18).
     fn mem_free(&self, device: DeviceId, address: u64) -> DriverResult<()>;
     /// `cuMemAllocAsync`.
     ///
@@ -186,7 +186,7 @@ pub trait Driver: Send + Sync + Debug {
 
     /// `cuMemHostAlloc` (portable, mapped), zeroed.
     fn host_alloc(&self, device: DeviceId, bytes: u64) -> DriverResult<PinnedAddress>;
-    /// `cuMemFreeHost`.
+    /// `cuMemFreeHost`: waits for all work of the device, and keeps others waiting (row D-N18).
     ///
     /// # Safety
     /// The address came from [`Driver::host_alloc`], and nothing uses it any more.

@@ -108,19 +108,6 @@ fn every_row_exists_exactly_once() {
     assert_eq!(ids.len(), ROWS.len(), "ids are unique");
 }
 
-/// What the simulated device is meant to answer where no GPU was asked: a call that waits for a held
-/// stream is in nobody else's way. Page-locked memory is freed there without waiting.
-#[test]
-fn calls_go_on_beside_a_thread_that_waits() {
-    let machine = machine();
-    let bench = bench(&machine);
-    let outcome = bench.run(select("d_n18")[0]);
-    let text = outcome.text();
-    let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
-    assert_eq!(count(": does not wait, OK"), 3 * 13, "{text}");
-    assert_eq!(count("not asked, as the other thread does not wait"), 13, "{text}");
-}
-
 const DOCUMENT: &str = include_str!("../../../docs/DRIVER.md");
 
 #[test]

@@ -1,7 +1,7 @@
 //! [`Copier`]: a stream of the pool's own for the copies of a move, and the events that say how far
 //! they are.
 //!
-//! Made before any stream is held: while one is, making another may wait for it (row D-V7).
+//! Made before any stream is held: while one is, making another may wait for it (row D-N2).
 
 use std::sync::Arc;
 

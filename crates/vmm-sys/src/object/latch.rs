@@ -28,7 +28,7 @@ const BYTES: u64 = 64;
 /// whether or not a turn was opened just before. A stream that still waits would read memory that is
 /// no longer there, which faults its context for good. The latch cannot know, as a turn that is
 /// opened may be passed much later, behind other work of the stream; who holds streams knows, or
-/// keeps the latch.
+/// keeps the latch. The free waits for all work of the latch's device (row D-N18).
 #[derive(Debug)]
 pub struct Latch {
     driver: Arc<dyn Driver>,
@@ -51,7 +51,9 @@ impl Latch {
     /// host does not wait. A turn that is reached already holds nothing.
     ///
     /// Whoever holds a stream opens the turn on every path, and from a thread that no driver call
-    /// can keep waiting for that stream (rows D-V7, D-N1). For another thread's per-thread stream
+    /// can keep waiting for that stream (rows D-V7, D-N1). Until then that thread makes mapping calls,
+    /// event queries and further holds only: others may wait for a thread that frees memory, and with
+    /// it for the stream (row D-N18). For another thread's per-thread stream
     /// the legacy stream is held, as everywhere (row D-S2). Not for a stream that is being captured:
     /// the wait would become a part of the graph, for each launch.
     ///

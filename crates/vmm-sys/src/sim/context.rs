@@ -1,7 +1,8 @@
 //! Primary contexts and the calling thread's current one.
 
-use super::Sim;
-use super::answer::Refused;
+use super::answer::{Answer, Refused};
+use super::state::Context;
+use super::{Locked, Sim};
 use crate::call::Call;
 use crate::error::{DriverResult, ResultCode};
 use crate::types::{ContextHandle, DeviceId, Location, MemInfo};
@@ -75,6 +76,68 @@ impl Sim {
             let free_bytes = total_bytes.saturating_sub(state.device(device)?.used_bytes);
             Ok(MemInfo { free_bytes, total_bytes })
         })
+    }
+}
+
+/// Whether a call waits while another one waits for all work of the device (row D-N18). Copies and
+/// launches of the kinds that the row does not make are taken to do as those that it makes.
+fn waits_behind(call: Call) -> bool {
+    matches!(
+        call,
+        Call::MemcpyHtoD
+            | Call::MemcpyDtoH
+            | Call::MemcpyDtoD
+            | Call::MemcpyPeer
+            | Call::MemsetD8
+            | Call::MemcpyHtoDAsync
+            | Call::MemcpyDtoHAsync
+            | Call::MemcpyDtoDAsync
+            | Call::MemcpyPeerAsync
+            | Call::MemsetD8Async
+            | Call::LaunchKernel
+            | Call::LaunchHostFunc
+            | Call::GraphLaunch
+            | Call::EventCreate
+            | Call::EventRecord
+    )
+}
+
+impl Sim {
+    /// Waits for all work of the device, and keeps [such calls](waits_behind) of other threads
+    /// waiting meanwhile.
+    pub(super) fn drain_device_alone(
+        &self,
+        state: &mut Locked<'_>,
+        device: DeviceId,
+    ) -> Answer<()> {
+        let count = |state: &mut Locked<'_>, change: fn(&mut Context)| {
+            let entry = state.devices.get_mut(device.0 as usize);
+            entry.and_then(|entry| entry.context.as_mut()).map(change)
+        };
+        count(state, |context| context.waiting_alone += 1);
+        let drained = self.drain_device(state, device);
+        // The context may have ended meanwhile, and its successor counts from 0.
+        count(state, |context| context.waiting_alone = context.waiting_alone.saturating_sub(1));
+        drained
+    }
+
+    /// Waits until no other thread waits for all work of the device, if `call` is one that does.
+    pub(super) fn wait_behind(
+        &self,
+        state: &mut Locked<'_>,
+        call: Call,
+        device: DeviceId,
+    ) -> Answer<()> {
+        let is_free = |state: &super::State| {
+            let context = state.devices.get(device.0 as usize).and_then(|it| it.context.as_ref());
+            context.is_none_or(|context| context.waiting_alone == 0)
+        };
+        if is_free(state) || !waits_behind(call) {
+            return Ok(());
+        }
+        self.wait_until(state, is_free)?;
+        // What was waited for may have lost the context.
+        state.check_context(device)
     }
 }
 

@@ -117,7 +117,8 @@ impl Sim {
         })
     }
 
-    /// Does not wait. A stream that still waits for a word in it faults.
+    /// Waits for all work of the device (row D-N18). A stream of another device that still waits
+    /// for a word in it faults.
     pub(super) fn do_host_free(
         &self,
         device: DeviceId,
@@ -125,12 +126,17 @@ impl Sim {
     ) -> DriverResult<()> {
         self.call_on(Call::MemFreeHost, device, |state| {
             state.refuse_unsafe_in_capture()?;
-            if !state.pinned.contains_key(&address.0) {
-                return Err(Refused::invalid_value(format_args!(
+            let check = |state: &State| match state.pinned.contains_key(&address.0) {
+                true => Ok(()),
+                false => Err(Refused::invalid_value(format_args!(
                     "no page-locked memory starts at {:#x}",
                     address.0
-                )));
-            }
+                ))),
+            };
+            check(state)?;
+            self.drain_device_alone(state, device)?;
+            // Another thread may have freed it meanwhile.
+            check(state)?;
             state.free_pinned(address.0);
             Ok(())
         })

@@ -129,12 +129,12 @@ impl Sim {
         })
     }
 
-    /// Waits for all work of the device, and charges the wait.
+    /// Waits for all work of the device, and charges the wait (rows D-N1, D-N18).
     pub(super) fn do_mem_free(&self, device: DeviceId, address: u64) -> DriverResult<()> {
         self.call_on(Call::MemFree, device, |state| {
             state.refuse_unsafe_in_capture()?;
             let (owner, from_pool) = state.legacy_at(address)?;
-            self.drain_device(state, owner)?;
+            self.drain_device_alone(state, owner)?;
             state.report_fault(device)?;
             if from_pool {
                 state.pool_free(address);

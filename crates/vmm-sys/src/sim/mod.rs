@@ -141,6 +141,7 @@ impl Sim {
     ) -> DriverResult<T> {
         self.enter(call, Some(device), |state| {
             state.enter_context(device)?;
+            self.wait_behind(state, call, device)?;
             body(state)
         })
     }

@@ -40,6 +40,9 @@ pub(super) struct Context {
     pub(super) fault: Option<DeviceFault>,
     /// How many streams it has room for before it must make more (row D-N2).
     pub(super) stream_slots: usize,
+    /// How many calls wait for all work of the device, and keep calls that enqueue work waiting
+    /// behind them (row D-N18).
+    pub(super) waiting_alone: usize,
 }
 
 /// A sticky error.
@@ -184,8 +187,14 @@ impl State {
         let handle = ContextHandle(self.next_context);
         self.next_context += 0x1000;
         let entry = self.device_mut(device)?;
-        entry.context =
-            Some(Context { handle, references: 0, implicit: false, fault: None, stream_slots });
+        entry.context = Some(Context {
+            handle,
+            references: 0,
+            implicit: false,
+            fault: None,
+            stream_slots,
+            waiting_alone: 0,
+        });
         entry.contexts_made += 1;
         // A fault that took all contexts along takes those made after it too.
         if let Some(fault) = self.fault_of_all() {

@@ -202,7 +202,7 @@ impl Sim {
         if slots(state).is_none_or(|slots| state.created_streams(device) < slots) {
             return Ok(());
         }
-        self.drain_device(state, device)?;
+        self.drain_device_alone(state, device)?;
         if let Some(context) = &mut state.device_mut(device)?.context {
             context.stream_slots += STREAM_SLOTS_STEP;
         }

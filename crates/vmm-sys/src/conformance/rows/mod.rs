@@ -153,6 +153,6 @@ pub const ROWS: &[Row] = &[
         .with_cases(new_streams::N15_CASES),
     observe("D-N16", "first uses beside a held stream", OWN, new_streams::d_n16),
     observe("D-N17", "as D-N9, in the suite's process", ONE, past_end::d_n17),
-    observe("D-N18", "calls beside a thread that waits for a held stream", OWN, behind::d_n18)
+    check("D-N18", "held", "calls beside a thread that waits for a held stream", OWN, behind::d_n18)
         .with_cases(behind::N18_CASES),
 ];

@@ -269,6 +269,19 @@ impl Scratch<'_> {
         unsafe { self.driver().event_synchronize(device, event) }
     }
 
+    /// Later work of the stream waits for the event.
+    pub(crate) fn follow(
+        &self,
+        device: DeviceId,
+        stream: StreamHandle,
+        event: EventHandle,
+    ) -> DriverResult<()> {
+        self.must_mark(event);
+        self.must_run(stream);
+        // SAFETY: event and stream are of this row.
+        unsafe { self.driver().stream_wait_event(device, stream, event) }
+    }
+
     // ---- holding a stream: see `Gate` ----
 
     pub(crate) fn wait_value(

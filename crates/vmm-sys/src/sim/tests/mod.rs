@@ -7,6 +7,7 @@ mod memory;
 mod model;
 mod sharing;
 mod streams;
+mod waiting;
 
 use std::sync::Arc;
 
