@@ -50,12 +50,18 @@ fn copies_move_the_bytes_in_the_context_that_is_named() {
         unsafe { cuda.copy(ONE, transfer) }.unwrap();
     }
     assert_eq!(back, source);
+    // Those that may return before the bytes are there wait for the legacy stream, where they run.
+    let finished = "1 cuStreamSynchronize 1";
     let sync = [
         "1 cuMemsetD8_v2 255 64",
+        finished,
         "1 cuMemcpyHtoD_v2 13",
+        finished,
         "1 cuMemcpyDtoD_v2 13",
+        finished,
         "1 cuDevicePrimaryCtxRetain 1000",
         "1 cuMemcpyPeer 13 0 from 1",
+        finished,
         "1 cuMemcpyDtoH_v2 13",
     ];
     assert_eq!(fake.log_without_contexts(), sync);

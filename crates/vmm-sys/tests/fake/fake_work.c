@@ -108,7 +108,11 @@ CUresult cuStreamGetId(CUstream stream, unsigned long long *id) {
   return need_context();
 }
 CUresult cuStreamQuery(CUstream stream) { NOTE(" %llu", stream->id); return pending ? 600 : 0; }
-CUresult cuStreamSynchronize(CUstream stream) { NOTE(" %llu", stream->id); return 0; }
+CUresult cuStreamSynchronize(CUstream stream) {
+  // 1 is the legacy stream: a small number, not a place.
+  NOTE(" %llu", stream == (CUstream)1 ? 1ULL : stream->id);
+  return 0;
+}
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   NOTE(" %llu event of %d, %u", stream->id, event->device, flags);
   return 0;

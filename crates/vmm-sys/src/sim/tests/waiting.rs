@@ -1,10 +1,11 @@
-//! Which calls wait for held work, and for each other: rows D-N1, D-N2 and D-N18.
+//! Which calls wait for held work, and for each other: rows D-N1, D-N2 and D-N18; and what a
+//! synchronous copy has waited for.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::sim::SimBuilder;
+use crate::sim::{SimBuilder, TimeMode};
 
 /// Long enough to see that a thread does not move.
 const SOME_TIME: Duration = Duration::from_millis(40);
@@ -113,4 +114,31 @@ fn enqueuing_waits_behind_a_thread_whose_stream_has_no_room() {
 fn nothing_waits_behind_a_thread_that_synchronises() {
     let sim = sim();
     moves_beside(&sim, false, || sim.device_synchronize(D0).unwrap());
+}
+
+#[test]
+fn a_synchronous_copy_is_over_when_it_returns() {
+    const BYTES: u64 = 256 << 20;
+    let sim = SimBuilder::new().devices(2).time(TimeMode::Modelled).build();
+    let (from, _) = sim.t_mapped(D0, BYTES);
+    let (to, _) = sim.t_mapped(D0, BYTES);
+    let (there, _) = sim.t_mapped(D1, BYTES);
+    let stream = sim.stream_create(D0).unwrap();
+    let last = BYTES - 4;
+    let transfers = [
+        Transfer::Fill8 { dst: from, value: 7, bytes: BYTES },
+        Transfer::DeviceToDevice { dst: to, src: from, bytes: BYTES },
+        Transfer::Peer { dst: there, dst_device: D1, src: from, src_device: D0, bytes: BYTES },
+    ];
+    for transfer in transfers {
+        sim.t_copy(D0, transfer).unwrap();
+        // SAFETY: the legacy stream is always there.
+        assert!(unsafe { sim.stream_query(D0, StreamHandle::LEGACY) }.unwrap(), "{transfer:?}");
+    }
+    // A stream that is not ordered with the legacy stream sees the last bytes.
+    sim.t_launch(D0, ProbeKernel::CopyWords { dst: from, src: to + last, words: 1 }, stream)
+        .unwrap();
+    sim.t_sync(D0, stream).unwrap();
+    assert_eq!(sim.peek(from, 4).unwrap(), [7; 4]);
+    assert_eq!(sim.peek(there + last, 4).unwrap(), [7; 4]);
 }
