@@ -12,6 +12,7 @@ use crate::account::Account;
 use crate::budget::Budget;
 use crate::carries::Carries;
 use crate::idle::Clock;
+use crate::landing::{Landing, Spare};
 use crate::leaving::Leaving;
 use crate::lending::Lending;
 use crate::stock::{Stock, Taken};
@@ -46,6 +47,8 @@ pub(crate) struct Depot {
     pub(crate) stock: Mutex<Stock>,
     /// Mappings of chunks of this place that belong to nobody any more.
     pub(crate) leaving: Leaving,
+    /// Chunks that stand ready for contents: of a node of the host.
+    pub(crate) landing: Landing,
     /// Physical bytes owned, booked before they are made.
     pub(crate) account: Arc<Account>,
     /// Of these, at the addresses of elastic buffers, and behind peer anchors.
@@ -80,6 +83,7 @@ impl Depot {
             terms,
             stock: Mutex::new(Stock::new(clock)),
             leaving: Leaving::default(),
+            landing: Landing::default(),
             elastic_bytes: AtomicU64::new(0),
             anchor_bytes: AtomicU64::new(0),
             carries: Carries::default(),
@@ -179,7 +183,24 @@ impl Depot {
     /// Releases chunks of the shelf until it holds at most `keep_bytes`, as far as the driver takes
     /// them back. Returns the bytes given back.
     pub(crate) fn release_stock(&self, keep_bytes: u64, turn: Turn) -> u64 {
+        if keep_bytes == 0 {
+            self.clear_landing(turn);
+        }
         self.release_old_stock(u64::MAX, keep_bytes, turn)
+    }
+
+    /// Puts what stands ready for contents on the shelf.
+    fn clear_landing(&self, turn: Turn) {
+        let _carrying = self.carries.begin();
+        while let Some(Spare { mapping, .. }) = self.landing.take_any() {
+            match turn.with(|| mapping.unmap()) {
+                Ok(chunk) => self.settle(chunk, turn),
+                Err((mapping, error)) => {
+                    tracing::warn!(%error, "a chunk could not be unmapped; tried again later");
+                    self.leaving.add(std::iter::once(mapping), Vec::new());
+                }
+            }
+        }
     }
 
     /// The same, but only chunks that came to the shelf at `since_ms` or before.

@@ -50,6 +50,7 @@ mod growth;
 mod host;
 mod idle;
 mod ladder;
+mod landing;
 mod lane;
 mod lanes;
 mod leaving;

@@ -10,7 +10,7 @@ use vmm_pool::{
     Budget, Cause, Contents, ElasticBuffer, ElasticError, Error, Phase, Place, PoolBuilder,
 };
 use vmm_sys::sim::SimBuilder;
-use vmm_sys::{DeviceId, ResultCode};
+use vmm_sys::{Call, DeviceId, ResultCode};
 
 const NOW: Duration = Duration::ZERO;
 const HOME: DeviceId = DeviceId(0);
@@ -257,5 +257,37 @@ fn a_tag_that_nobody_has_is_an_error_as_is_a_host_that_gives_nothing() {
     assert!(matches!(error, Error::Elastic(ElasticError::UnknownPlace { .. })), "{error}");
     assert!(is_written(&buffer, 1));
     drop(buffer);
+    machine.end();
+}
+
+/// Memory of the host is dear to grant: what kept contents once stands ready for the next.
+#[test]
+fn what_kept_contents_is_granted_once_and_given_back_when_memory_is_short() {
+    let machine = with_host(|sim| sim, |pool| pool);
+    let buffer = tagged(&machine, 0, "a", 3);
+    let calls = |work: &dyn Fn()| {
+        let before = machine.driver.ledger().snapshot();
+        work();
+        let calls = machine.driver.ledger().snapshot().since(&before);
+        (calls.of(Call::MemCreate), calls.of(Call::MemMap))
+    };
+    let sleep = || drop(buffer.sleep(KEPT, NOW).unwrap());
+    assert_eq!(calls(&sleep), (3, 6), "made, and mapped at two places");
+    buffer.wake().unwrap();
+    assert_eq!(calls(&sleep), (0, 3));
+    assert!(buffer.wake().is_ok() && is_written(&buffer, 3));
+    // Somebody else may use it there: not with these grants.
+    buffer.grant(DeviceId(1), vmm_sys::Access::Read).unwrap();
+    assert_eq!(calls(&sleep).1, 6);
+    buffer.wake().unwrap();
+    assert_eq!(machine.pool.stats().hosts[0].stock_bytes, 6 * G);
+    // All of the node's memory, in other lengths.
+    let other = machine.pool.elastic(HOME).capacity_bytes(64 * G).chunk_bytes(64 * G);
+    let other = other.build().unwrap();
+    other.commit_from(Place::HostNuma(0), 0..64 * G).unwrap();
+    let host = machine.pool.stats().hosts.remove(0);
+    assert_eq!((host.elastic_bytes, host.stock_bytes), (64 * G, 0));
+    machine.pool.verify().unwrap();
+    drop((other, buffer));
     machine.end();
 }

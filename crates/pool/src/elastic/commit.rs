@@ -77,6 +77,8 @@ pub(super) enum Origin {
     Stock,
     /// It had left these addresses and was not gone yet; its users.
     Returned(Vec<Gate>),
+    /// It stands ready where it is: see [`Landing`](crate::landing::Landing).
+    Landing,
 }
 
 impl<'a> Operation<'a> {
@@ -294,7 +296,7 @@ impl<'a> Operation<'a> {
             let Counts { created_bytes, stock_bytes, returned_bytes, .. } = &mut state.counts;
             match origin {
                 Origin::Made => *created_bytes += chunk_bytes,
-                Origin::Stock => *stock_bytes += chunk_bytes,
+                Origin::Stock | Origin::Landing => *stock_bytes += chunk_bytes,
                 Origin::Returned(gates) => {
                     *returned_bytes += chunk_bytes;
                     body.uses.come_after(gates);
@@ -320,7 +322,7 @@ pub(super) fn give_back(site: &Site<'_>, chunk: Arc<Chunk>, origin: &Origin, tur
                 site.depot.release(chunk, turn);
             }
         }
-        Origin::Stock | Origin::Returned(_) => site.depot.settle(chunk, turn),
+        Origin::Stock | Origin::Returned(_) | Origin::Landing => site.depot.settle(chunk, turn),
     }
 }
 

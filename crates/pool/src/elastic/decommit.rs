@@ -53,6 +53,8 @@ impl Operation<'_> {
             let site = sites.iter().find(|site| site.place == standing.place);
             let Some(Site { depot, .. }) = site else { continue };
             depot.elastic_shrank(body.shape.chunk_bytes);
+            let spare = standing.spare.map(|spare| spare.mapping);
+            depot.leaving.add(spare.into_iter(), Vec::new());
             match standing.backing {
                 Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
                     depot.leaving.add(std::iter::once(mapping), gates.clone());

@@ -14,6 +14,7 @@ use super::relocate::{Leg, Stage};
 use super::terms::{Effort, Target, Terms};
 use crate::depot::Shortage;
 use crate::error::Error;
+use crate::landing::Spare;
 use crate::lending::Loan;
 use crate::place::Place;
 use crate::places::Site;
@@ -59,6 +60,13 @@ impl Operation<'_> {
         let turn = terms.turn;
         let site = self.0.places.site(to)?;
         let _carrying = site.depot.carries.begin();
+        let bytes = self.0.shape.chunk_bytes;
+        if !is_loan && let Some(spare) = site.depot.landing.take(&self.0.props(to), bytes, grants) {
+            self.0.state().expect(to, bytes, false);
+            site.depot.elastic_grew(bytes);
+            let (origin, shadow, stage) = (Origin::Landing, spare.mapping, Stage::Untouched);
+            return Ok(Leg { slot, from: to, to, origin, loan: None, shadow, stage });
+        }
         let (chunk, origin, loan) = self.supply_for(&site, is_loan, terms, short)?;
         let kept = chunk.clone();
         let shadow = match turn.with(|| Mapping::map(shadows, offset, chunk)) {
@@ -77,7 +85,6 @@ impl Operation<'_> {
             drop(loan);
             return Err(error.into());
         }
-        let bytes = self.0.shape.chunk_bytes;
         self.0.state().expect(to, bytes, is_loan);
         site.depot.elastic_grew(bytes);
         Ok(Leg { slot, from: to, to, origin, loan, shadow, stage: Stage::Untouched })
@@ -122,6 +129,9 @@ impl Operation<'_> {
             site.depot.elastic_shrank(bytes);
             match stage {
                 Stage::Stays => unmap_alias(shadow, turn),
+                _ if matches!(origin, Origin::Landing) => {
+                    site.depot.landing.put(Spare { mapping: shadow, grants: self.0.grants() });
+                }
                 _ => unmap_shadow(&site, shadow, &origin, turn),
             }
             // While the memory is in this thread's hands.

@@ -22,6 +22,7 @@ use super::prepare::unmap_alias;
 use super::state::{Standing, State};
 use super::terms::{Left, Moved, Target, Terms};
 use crate::error::Error;
+use crate::landing::Spare;
 use crate::lane::{Asker, Waited};
 use crate::lending::Loan;
 use crate::place::Place;
@@ -77,6 +78,15 @@ impl Leg {
             }
         }
     }
+}
+
+/// What a move has left of one slot.
+struct Remains {
+    /// The new chunk's address of the move's own, unless the slot keeps it.
+    shadow: Option<Mapping>,
+    old: Arc<Chunk>,
+    /// Where else the old chunk is mapped.
+    spare: Option<Spare>,
 }
 
 /// What an exchange needs, made before anybody is concerned.
@@ -304,11 +314,12 @@ impl Operation<'_> {
         legs: Vec<Leg>,
         closed: &Closed<'_>,
         publish: impl FnOnce(&mut State),
-    ) -> (Moved, Vec<(Mapping, Arc<Chunk>)>) {
+    ) -> (Moved, Vec<Remains>) {
         let body = self.0;
         let bytes = self.bytes_of(legs.len());
         let mut left = Vec::with_capacity(legs.len());
         let rests_until_ms = body.rest_after_borrowing_ms();
+        let grants = body.grants();
         let mut state = body.state();
         state.generation += 1;
         let (generation, home) = (state.generation, state.home);
@@ -318,9 +329,14 @@ impl Operation<'_> {
             if loan.is_some() {
                 state.rests_until_ms = rests_until_ms;
             }
-            let standing = body.standing(home, mapping, generation, loan);
-            state.pieces.insert(slot, standing);
-            left.push((shadow, old));
+            let mut standing = body.standing(home, mapping, generation, loan);
+            let mut remains = Remains { shadow: Some(shadow), old, spare: None };
+            if to.device().is_none() {
+                let kept = remains.shadow.take();
+                standing.spare = kept.map(|mapping| Spare { mapping, grants: grants.clone() });
+            }
+            remains.spare = state.pieces.insert(slot, standing).and_then(|before| before.spare);
+            left.push(remains);
         }
         state.counts.moved_bytes += bytes;
         publish(&mut state);
@@ -330,12 +346,18 @@ impl Operation<'_> {
     }
 
     /// Gives back what the move left: its own addresses, and the old chunks.
-    fn leave_behind(&self, left: Vec<(Mapping, Arc<Chunk>)>, terms: &Terms) {
+    fn leave_behind(&self, left: Vec<Remains>, terms: &Terms) {
         let bytes = self.0.shape.chunk_bytes;
-        for (shadow, old) in left {
-            unmap_alias(shadow, terms.turn);
+        for Remains { shadow, old, spare } in left {
+            if let Some(shadow) = shadow {
+                unmap_alias(shadow, terms.turn);
+            }
             let Ok(site) = self.0.places.site(Place::of(old.props())) else { continue };
             site.depot.elastic_shrank(bytes);
+            if let Some(spare) = spare {
+                site.depot.landing.put(spare);
+                continue;
+            }
             match terms.left {
                 Left::Shelf => site.depot.settle(old, terms.turn),
                 Left::Driver => give_back(&site, old, &Origin::Made, terms.turn),
@@ -361,11 +383,14 @@ fn copy(legs: &[Leg], copier: &Copier) -> Result<Vec<usize>, Error> {
     let mut start = 0;
     while start < legs.len() {
         let first = &legs[start];
-        let together = legs[start..]
-            .iter()
-            .zip(first.slot..)
-            .take_while(|(leg, slot)| leg.slot == *slot && by_kernel(leg) == by_kernel(first));
-        let end = start + together.take(together_max(start, legs.len() - start)).count();
+        let goes_on = |pair: &&[Leg]| {
+            let follows =
+                pair[1].slot == pair[0].slot + 1 && by_kernel(&pair[1]) == by_kernel(first);
+            follows && pair[1].shadow.follows(&pair[0].shadow)
+        };
+        let others = legs[start..].windows(2).take_while(goes_on);
+        let most = together_max(start, legs.len() - start);
+        let end = start + 1 + others.take(most - 1).count();
         let to = legs[start..end].iter().map(|leg| &leg.shadow);
         let from = legs[start..end].iter().filter_map(Leg::old);
         match by_kernel(first) {

@@ -196,6 +196,12 @@ impl Operation<'_> {
         let turn = Turn::Requester;
         let Ok(site) = self.0.places.site(standing.place) else { return };
         site.depot.elastic_shrank(self.0.shape.chunk_bytes);
+        if let Some(Err((mapping, error))) =
+            standing.spare.map(|spare| turn.with(|| spare.mapping.unmap()))
+        {
+            tracing::warn!(%error, "memory could not be unmapped; tried again later");
+            site.depot.leaving.add(std::iter::once(mapping), Vec::new());
+        }
         let chunk = match standing.backing {
             Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
                 match turn.with(|| mapping.unmap()) {

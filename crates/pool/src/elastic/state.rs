@@ -9,6 +9,7 @@ use vmm_sys::{Access, AccessGrant, DeviceId};
 
 use super::body::Body;
 use super::sleep::Asleep;
+use crate::landing::Spare;
 use crate::lending::{Lent, Loan};
 use crate::place::Place;
 
@@ -51,6 +52,8 @@ pub(crate) struct Standing {
     pub(crate) owed: Vec<AccessGrant>,
     /// If it lies elsewhere than the home: whose it is, on both sides' accounts.
     pub(crate) lent: Option<Lent>,
+    /// Where else the chunk is mapped, if it lies on the host and a move brought it.
+    pub(super) spare: Option<Spare>,
 }
 
 /// Chunks that stand at addresses of a move's own, in bytes.
@@ -185,7 +188,8 @@ impl Body {
     ) -> Standing {
         let place = Place::of(mapping.chunk().props());
         let lent = self.lent(home, place, loan);
-        Standing { backing: Backing::Mapped(mapping), place, generation, owed: Vec::new(), lent }
+        let (backing, owed) = (Backing::Mapped(mapping), Vec::new());
+        Standing { backing, place, generation, owed, lent, spare: None }
     }
 
     /// Both sides' accounts of one chunk at `place`.

@@ -67,7 +67,10 @@ pub(crate) fn buffers(places: &Places) -> Result<(), String> {
 fn hosts(places: &Places, carries: &[Option<u64>]) -> Result<(), String> {
     for (index, site) in places.sites().enumerate().filter(|(_, it)| it.place.device().is_none()) {
         let depot = site.depot;
-        let found = depot.elastic_bytes() + depot.leaving.bytes() + depot.stock.lock().bytes();
+        let found = depot.elastic_bytes()
+            + depot.leaving.bytes()
+            + depot.stock.lock().bytes()
+            + depot.landing.bytes();
         let held = depot.held_bytes();
         let quiet = carries[index].is_some() && depot.carries.settled() == carries[index];
         if quiet && found != held {

@@ -187,6 +187,12 @@ impl Mapping {
         chunk
     }
 
+    /// Whether it stands right behind `before`, in the same range.
+    pub fn follows(&self, before: &Mapping) -> bool {
+        self.range.address() == before.range.address()
+            && self.address == before.address + before.bytes()
+    }
+
     /// First address.
     pub fn address(&self) -> u64 {
         self.address
