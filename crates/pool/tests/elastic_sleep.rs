@@ -271,7 +271,7 @@ fn what_kept_contents_is_granted_once_and_given_back_when_memory_is_short() {
         let calls = machine.driver.ledger().snapshot().since(&before);
         (calls.of(Call::MemCreate), calls.of(Call::MemMap))
     };
-    let sleep = || drop(buffer.sleep(KEPT, NOW).unwrap());
+    let sleep = || assert_eq!(buffer.sleep(KEPT, NOW).unwrap(), 3 * G);
     assert_eq!(calls(&sleep), (3, 6), "made, and mapped at two places");
     buffer.wake().unwrap();
     assert_eq!(calls(&sleep), (0, 3));

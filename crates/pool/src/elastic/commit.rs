@@ -53,6 +53,13 @@ struct Part<'a> {
     loan: Option<Loan>,
 }
 
+/// What is going to stand in a slot.
+enum Supply<'a> {
+    /// It stands there already: it had left, and was not gone yet.
+    Standing(Part<'a>),
+    New(Supplied<'a>),
+}
+
 /// How a shortage is met, over all chunks of one growth.
 pub(super) struct Short {
     climb: Climb,
@@ -163,9 +170,28 @@ impl<'a> Operation<'a> {
         how: How,
     ) -> Result<Vec<Part<'a>>, Error> {
         let grants = self.0.grants();
-        let mut parts = Vec::with_capacity(slots.len());
+        let mut found = Vec::with_capacity(slots.len());
         for &slot in slots {
-            if let Err(error) = self.bring_one(sources, slot, how, &grants, &mut parts) {
+            let one = match self.vacate(slot, how, sources) {
+                Ok(Some(part)) => Ok(Supply::Standing(part)),
+                Ok(None) => sources.next(self).map(Supply::New),
+                Err(error) => Err(error),
+            };
+            match one {
+                Ok(one) => found.push((slot, one)),
+                Err(error) => {
+                    self.hand_back(found, how.turn);
+                    return Err(error);
+                }
+            }
+        }
+        // Made first, all of them: the driver clears new memory meanwhile, for which a grant right
+        // behind would wait.
+        let mut parts = Vec::with_capacity(slots.len());
+        let mut found = found.into_iter();
+        while let Some((slot, one)) = found.next() {
+            if let Err(error) = self.bring_one(slot, one, how, &grants, &mut parts) {
+                self.hand_back(found.collect(), how.turn);
                 self.undo(parts, how.turn);
                 return Err(error);
             }
@@ -173,19 +199,31 @@ impl<'a> Operation<'a> {
         Ok(parts)
     }
 
+    /// Gives back what was found for slots and does not stand there.
+    fn hand_back(&self, found: Vec<(u32, Supply<'a>)>, turn: Turn) {
+        for (_, one) in found.into_iter().rev() {
+            match one {
+                Supply::Standing(part) => self.undo(vec![part], turn),
+                Supply::New(Supplied { site, chunk, origin, loan }) => {
+                    give_back(&site, chunk, &origin, turn);
+                    drop(loan);
+                }
+            }
+        }
+    }
+
     fn bring_one(
         &self,
-        sources: &mut Sources<'a>,
         slot: u32,
+        one: Supply<'a>,
         how: How,
         grants: &[AccessGrant],
         parts: &mut Vec<Part<'a>>,
     ) -> Result<(), Error> {
         let body = self.0;
-        let part = match self.vacate(slot, how, sources)? {
-            Some(part) => part,
-            None => {
-                let Supplied { site, chunk, origin, loan } = sources.next(self)?;
+        let part = match one {
+            Supply::Standing(part) => part,
+            Supply::New(Supplied { site, chunk, origin, loan }) => {
                 let offset = u64::from(slot) * body.shape.chunk_bytes;
                 let kept = chunk.clone();
                 match how.turn.with(|| Mapping::map(&body.range, offset, chunk)) {

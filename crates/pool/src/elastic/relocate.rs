@@ -62,13 +62,6 @@ pub(super) enum Stage {
 }
 
 impl Leg {
-    fn old(&self) -> Option<&Mapping> {
-        match &self.stage {
-            Stage::Old(mapping) => Some(mapping),
-            _ => None,
-        }
-    }
-
     fn take_old(&mut self) -> Option<Mapping> {
         match std::mem::replace(&mut self.stage, Stage::Untouched) {
             Stage::Old(mapping) => Some(mapping),
@@ -223,11 +216,11 @@ impl Operation<'_> {
                 }
             }
         }
-        let done = copy(legs, copier).and_then(|ends| {
+        let done = copy(legs, copier).and_then(|()| {
             if let Some(held) = tools.held.take() {
                 closed.hold(held, &body.places.latches);
             }
-            self.swap_all(legs, &ends, copier)
+            self.swap_all(legs, copier)
         });
         match done {
             Ok(()) => Ok(closed),
@@ -255,12 +248,11 @@ impl Operation<'_> {
     }
 
     /// Swaps the chunks as their copies end, as many together as have ended.
-    fn swap_all(&self, legs: &mut [Leg], ends: &[usize], copier: &Copier) -> Result<(), Error> {
+    fn swap_all(&self, legs: &mut [Leg], copier: &Copier) -> Result<(), Error> {
         let grants = self.0.grants();
-        let (mut swapped, mut done) = (0, 0);
-        while done < ends.len() {
-            done = copier.wait_beyond(done, ends.len())?;
-            let copied = ends[done - 1];
+        let mut swapped = 0;
+        while swapped < legs.len() {
+            let copied = copier.wait_beyond(swapped, legs.len())?;
             while swapped < copied {
                 let slots = legs[swapped..copied].iter().map(|leg| leg.slot);
                 let run = slots.zip(legs[swapped].slot..).take_while(|(slot, next)| slot == next);
@@ -366,73 +358,26 @@ impl Operation<'_> {
     }
 }
 
-/// Enqueues the copies of all legs, some together, and an event after each. Returns where each ends.
+/// Enqueues the copy of each leg, and the event after it.
 ///
-/// Mapping calls wait for copy engines, so that a swap beside them holds the users up for twice the copy;
-/// they do not wait for a kernel, which reaches the links' speed too. It does not reach the host's,
-/// and for long chunks the few swaps matter less than the engines' small lead (docs/DRIVER.md).
-fn copy(legs: &[Leg], copier: &Copier) -> Result<Vec<usize>, Error> {
-    let by_kernel = |leg: &Leg| {
-        copier.has_kernels
+/// Mapping calls and copy engines wait for each other, so that a swap beside them holds the users up for
+/// twice the copy; a kernel waits for nobody, and reaches the links' speed too. It does not reach the
+/// host's, and for long chunks the few swaps matter less than the engines' small lead
+/// (docs/DRIVER.md).
+fn copy(legs: &[Leg], copier: &Copier) -> Result<(), Error> {
+    for (leg, copied) in legs.iter().zip(&copier.events) {
+        let by_kernel = copier.has_kernels
             && leg.shadow.bytes() <= KERNEL_BYTES_MAX
             && leg.from.device().is_some()
-            && leg.to.device().is_some()
-    };
-    let mut ends = Vec::new();
-    let mut copied = copier.events.iter();
-    let mut start = 0;
-    while start < legs.len() {
-        let first = &legs[start];
-        let goes_on = |pair: &&[Leg]| {
-            let follows =
-                pair[1].slot == pair[0].slot + 1 && by_kernel(&pair[1]) == by_kernel(first);
-            follows && pair[1].shadow.follows(&pair[0].shadow)
-        };
-        let others = legs[start..].windows(2).take_while(goes_on);
-        let most = together_max(start, legs.len() - start);
-        let end = start + 1 + others.take(most - 1).count();
-        let to = legs[start..end].iter().map(|leg| &leg.shadow);
-        let from = legs[start..end].iter().filter_map(Leg::old);
-        match by_kernel(first) {
-            true => Mapping::copy_all_by_kernel(to, from, &copier.stream)?,
-            false => Mapping::copy_all(to, from, &copier.stream)?,
-        }
-        // There is one for each leg.
-        if let Some(copied) = copied.next() {
-            copied.record(&copier.stream)?;
-        }
-        ends.push(end);
-        start = end;
-    }
-    Ok(ends)
-}
-
-/// How many chunks are copied together, after `before` others and of as many as are `left`: few at
-/// first, so that the swaps begin early, and few in the end, so that little is left to swap.
-fn together_max(before: usize, left: usize) -> usize {
-    before.clamp(1, 4).min((left / 2).max(1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::together_max;
-
-    #[test]
-    fn few_chunks_are_copied_together_at_first_and_in_the_end() {
-        let groups = |legs: usize| {
-            let mut groups = Vec::new();
-            let mut before = 0;
-            while before < legs {
-                let group = together_max(before, legs - before);
-                assert!((1..=legs - before).contains(&group));
-                groups.push(group);
-                before += group;
+            && leg.to.device().is_some();
+        match &leg.stage {
+            Stage::Old(old) if by_kernel => {
+                leg.shadow.copy_from_by_kernel(old, &copier.stream)?;
             }
-            groups
-        };
-        assert_eq!(groups(1), [1]);
-        assert_eq!(groups(3), [1, 1, 1]);
-        assert_eq!(groups(16), [1, 1, 2, 4, 4, 2, 1, 1]);
-        assert_eq!(groups(32).iter().filter(|group| **group == 4).count(), 6);
+            Stage::Old(old) => leg.shadow.copy_from(old, &copier.stream)?,
+            _ => {}
+        }
+        copied.record(&copier.stream)?;
     }
+    Ok(())
 }

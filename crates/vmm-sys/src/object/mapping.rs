@@ -42,23 +42,16 @@ impl Mapping {
         self.range.driver().set_access(self.address, self.bytes(), grants)
     }
 
-    /// Enqueues a copy of all bytes of some neighbours to others that are as long together, by the
-    /// engines of the stream's device: see [`Stream::copy`]. All stay mapped until it is done, as for
-    /// any work.
+    /// Enqueues a copy of all bytes of `source` to this mapping, by the engines of the stream's device:
+    /// see [`Stream::copy`]. Both stay mapped until it is done, as for any work.
     ///
     /// # Errors
-    /// The driver's; invalid value, before any call, if the lengths or the drivers differ, or if they
-    /// are not neighbours in one range each.
-    pub fn copy_all<'a>(
-        to: impl IntoIterator<Item = &'a Mapping>,
-        from: impl IntoIterator<Item = &'a Mapping>,
-        stream: &Stream,
-    ) -> DriverResult<()> {
-        match Mapping::both(to, from, stream)? {
-            // SAFETY: both addresses are mapped by this driver for the whole length.
-            Some((dst, src, bytes)) => unsafe { stream.copy(dst, src, bytes) },
-            None => Ok(()),
-        }
+    /// The driver's; invalid value, before any call, if the lengths or the drivers differ.
+    pub fn copy_from(&self, source: &Mapping, stream: &Stream) -> DriverResult<()> {
+        self.check_copy(source, stream)?;
+        // SAFETY: both addresses are mapped by this driver for the whole length, as each mapping
+        // covers its chunk.
+        unsafe { stream.copy(self.address, source.address, self.bytes()) }
     }
 
     /// The same by a kernel of the stream's device: a little slower, but mapping calls do not wait
@@ -66,39 +59,28 @@ impl Mapping {
     /// being refused.
     ///
     /// # Errors
-    /// As [`Mapping::copy_all`]; that this driver has no kernels.
-    pub fn copy_all_by_kernel<'a>(
-        to: impl IntoIterator<Item = &'a Mapping>,
-        from: impl IntoIterator<Item = &'a Mapping>,
-        stream: &Stream,
-    ) -> DriverResult<()> {
-        match Mapping::both(to, from, stream)? {
-            // SAFETY: as above; chunks are whole numbers of words.
-            Some((dst, src, bytes)) => unsafe { stream.copy_words(dst, src, bytes / 4) },
-            None => Ok(()),
-        }
+    /// As [`Mapping::copy_from`]; that this driver has no kernels.
+    pub fn copy_from_by_kernel(&self, source: &Mapping, stream: &Stream) -> DriverResult<()> {
+        self.check_copy(source, stream)?;
+        let (dst, src, words) = (self.address, source.address, self.bytes() / 4);
+        // SAFETY: as above; a chunk is a whole number of words.
+        unsafe { stream.copy_words(dst, src, words) }
     }
 
-    /// Where a copy goes to and comes from, and its length.
-    fn both<'a>(
-        to: impl IntoIterator<Item = &'a Mapping>,
-        from: impl IntoIterator<Item = &'a Mapping>,
-        stream: &Stream,
-    ) -> DriverResult<Option<(u64, u64, u64)>> {
-        let call = Call::MemcpyDtoDAsync;
-        let sides = (Mapping::whole(call, to)?, Mapping::whole(call, from)?);
-        let (Some((to, dst, bytes)), Some((from, src, from_bytes))) = sides else {
-            return Ok(None);
-        };
-        let strange =
-            [from.driver(), stream.driver()].iter().any(|it| !same_driver(it, to.driver()));
-        if strange || from_bytes != bytes {
-            return Err(DriverError::new(call, ResultCode::INVALID_VALUE).because(format_args!(
-                "{from_bytes} bytes at {src:#x} to {bytes} bytes at {dst:#x}: expected as many, of \
-                 one driver"
+    fn check_copy(&self, source: &Mapping, stream: &Stream) -> DriverResult<()> {
+        let drivers = [source.range.driver(), stream.driver()];
+        let strange = drivers.iter().any(|it| !same_driver(it, self.range.driver()));
+        if strange || source.bytes() != self.bytes() {
+            let error = DriverError::new(Call::MemcpyDtoDAsync, ResultCode::INVALID_VALUE);
+            return Err(error.because(format_args!(
+                "{} bytes at {:#x} to {} bytes at {:#x}: expected as many, of one driver",
+                source.bytes(),
+                source.address,
+                self.bytes(),
+                self.address
             )));
         }
-        Ok(Some((dst, src, bytes)))
+        Ok(())
     }
 
     /// Unmaps (`cuMemUnmap`) and gives the chunk back. Does not wait for the GPU: the caller knows
@@ -187,12 +169,6 @@ impl Mapping {
         chunk
     }
 
-    /// Whether it stands right behind `before`, in the same range.
-    pub fn follows(&self, before: &Mapping) -> bool {
-        self.range.address() == before.range.address()
-            && self.address == before.address + before.bytes()
-    }
-
     /// First address.
     pub fn address(&self) -> u64 {
         self.address
@@ -259,32 +235,36 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_copied_together_by_engines_and_by_a_kernel() {
+    fn a_chunk_is_copied_by_engines_and_by_a_kernel() {
         let sim = Sim::builder().build();
         let driver: Arc<dyn Driver> = sim.clone();
         let stream = Stream::create(&driver, HOME).unwrap();
         let range = Range::reserve(&driver, 4 * G, 0, 0).unwrap();
-        let all: Vec<Mapping> = (0..4).map(|slot| mapped(&driver, &range, slot)).collect();
+        let all: Vec<Mapping> = (0..2).map(|slot| mapped(&driver, &range, slot)).collect();
         Mapping::set_access_all(&all, &[AccessGrant::read_write(HOME)]).unwrap();
         for (value, by_kernel) in [(3, false), (5, true)] {
-            range.fill(HOME, 0, 2 * G, value).unwrap();
-            let (from, to) = (&all[..2], &all[2..]);
+            range.fill(HOME, 0, G, value).unwrap();
             match by_kernel {
-                false => Mapping::copy_all(to, from, &stream).unwrap(),
-                true => Mapping::copy_all_by_kernel(to, from, &stream).unwrap(),
+                false => all[1].copy_from(&all[0], &stream).unwrap(),
+                true => all[1].copy_from_by_kernel(&all[0], &stream).unwrap(),
             }
             stream.synchronize().unwrap();
             let mut bytes = [0; 2];
-            range.read(HOME, 3 * G - 1, &mut bytes).unwrap();
+            range.read(HOME, 2 * G - 2, &mut bytes).unwrap();
             assert_eq!(bytes, [value; 2]);
         }
-        let uneven = Mapping::copy_all(&all[2..], &all[..1], &stream).unwrap_err();
-        assert_eq!(uneven.code(), ResultCode::INVALID_VALUE);
+        let chunk = Chunk::create(&driver, 2 * G, &ChunkProps::on_device(HOME)).unwrap();
+        let longer = Mapping::map(&range, 2 * G, Arc::new(chunk)).unwrap();
         let other: Arc<dyn Driver> = Sim::builder().build();
         let strange = Stream::create(&other, HOME).unwrap();
-        let foreign = Mapping::copy_all(&all[2..], &all[..2], &strange).unwrap_err();
-        assert_eq!(foreign.code(), ResultCode::INVALID_VALUE);
-        drop((all, range, stream));
+        let calls = driver.ledger().snapshot();
+        for (from, stream) in [(&longer, &stream), (&all[0], &strange)] {
+            let refused = all[1].copy_from(from, stream).unwrap_err();
+            assert_eq!(refused.code(), ResultCode::INVALID_VALUE);
+            assert!(all[1].copy_from_by_kernel(from, stream).is_err());
+        }
+        assert_eq!(driver.ledger().snapshot().since(&calls).total(), 0);
+        drop((longer, all, range, stream));
         sim.check_clean().unwrap();
     }
 
