@@ -165,6 +165,7 @@ impl Body {
     fn begin(&self) -> Operation<'_> {
         let operation = Operation::begin(self);
         operation.settle_debts();
+        operation.settle_aliases();
         operation.mend();
         operation
     }

@@ -15,11 +15,12 @@ use super::borrow::{Sources, Supplied, add};
 use super::error::ElasticError;
 use super::growth::{Grown, Lenders};
 use super::hooks::{Cause, Phase};
-use super::state::Counts;
+use super::state::{Counts, Standing};
 use crate::depot::Shortage;
 use crate::error::Error;
 use crate::ladder::Climb;
 use crate::lane::{Gate, Wait};
+use crate::leaving::Returned;
 use crate::lending::Loan;
 use crate::place::Place;
 use crate::places::{Found, Site};
@@ -49,6 +50,8 @@ struct Part<'a> {
     slot: u32,
     site: Site<'a>,
     mapping: Mapping,
+    /// Where else its chunk is mapped.
+    aliases: Vec<Mapping>,
     origin: Origin,
     loan: Option<Loan>,
 }
@@ -227,7 +230,7 @@ impl<'a> Operation<'a> {
                 let offset = u64::from(slot) * body.shape.chunk_bytes;
                 let kept = chunk.clone();
                 match how.turn.with(|| Mapping::map(&body.range, offset, chunk)) {
-                    Ok(mapping) => Part { slot, site, mapping, origin, loan },
+                    Ok(mapping) => Part { slot, site, mapping, aliases: Vec::new(), origin, loan },
                     Err(error) => {
                         give_back(&site, kept, &origin, how.turn);
                         return Err(error.into());
@@ -276,23 +279,19 @@ impl<'a> Operation<'a> {
         let offset = u64::from(slot) * body.shape.chunk_bytes;
         let address = body.address() + offset;
         let reclaim = |place| body.places.reclaim(address, &body.props(place));
-        let part = |site, mapping, gates, loan| {
-            Some(Part { slot, site, mapping, origin: Origin::Returned(gates), loan })
+        let part = |site, Returned { mapping, gates, aliases }, loan| {
+            Some(Part { slot, site, mapping, aliases, origin: Origin::Returned(gates), loan })
         };
         for wait in [how.wait, Wait::No] {
             let other = match reclaim(how.place) {
                 Found::Nothing => return Ok(None),
-                Found::Reclaimed(mapping, gates) => {
-                    return Ok(part(sources.own(), mapping, gates, None));
-                }
+                Found::Reclaimed(returned) => return Ok(part(sources.own(), returned, None)),
                 Found::Other(site) => site,
             };
             if let Some(loan) = sources.book(&other, body.shape.chunk_bytes) {
                 match reclaim(other.place) {
                     Found::Nothing => return Ok(None),
-                    Found::Reclaimed(mapping, gates) => {
-                        return Ok(part(other, mapping, gates, Some(loan)));
-                    }
+                    Found::Reclaimed(returned) => return Ok(part(other, returned, Some(loan))),
                     Found::Other(_) => {}
                 }
             }
@@ -306,7 +305,8 @@ impl<'a> Operation<'a> {
 
     /// Takes away what was brought, the youngest first.
     fn undo(&self, parts: Vec<Part<'_>>, turn: Turn) {
-        for Part { site, mapping, origin, .. } in parts.into_iter().rev() {
+        for Part { site, mapping, aliases, origin, .. } in parts.into_iter().rev() {
+            site.depot.leaving.add(aliases.into_iter(), Vec::new());
             if let Origin::Returned(gates) = origin {
                 site.depot.leaving.add(std::iter::once(mapping), gates);
                 continue;
@@ -330,7 +330,7 @@ impl<'a> Operation<'a> {
         let mut state = body.state();
         state.generation += 1;
         let (generation, home) = (state.generation, state.home);
-        for Part { slot, site, mapping, origin, loan } in parts {
+        for Part { slot, site, mapping, aliases, origin, loan } in parts {
             let Counts { created_bytes, stock_bytes, returned_bytes, .. } = &mut state.counts;
             match origin {
                 Origin::Made => *created_bytes += chunk_bytes,
@@ -346,7 +346,7 @@ impl<'a> Operation<'a> {
                 state.rests_until_ms = rests_until_ms;
             }
             let standing = body.standing(home, mapping, generation, loan);
-            state.pieces.insert(slot, standing);
+            state.pieces.insert(slot, Standing { aliases, ..standing });
         }
         (generation, borrowed)
     }

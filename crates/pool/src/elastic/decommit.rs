@@ -49,12 +49,11 @@ impl Operation<'_> {
             let gone: Vec<_> = slots.iter().filter_map(|slot| state.remove(*slot)).collect();
             (state.generation, gone)
         };
-        for standing in gone {
+        for mut standing in gone {
             let site = sites.iter().find(|site| site.place == standing.place);
             let Some(Site { depot, .. }) = site else { continue };
             depot.elastic_shrank(body.shape.chunk_bytes);
-            let spare = standing.spare.map(|spare| spare.mapping);
-            depot.leaving.add(spare.into_iter(), Vec::new());
+            depot.leaving.add(standing.take_others().into_iter(), Vec::new());
             match standing.backing {
                 Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
                     depot.leaving.add(std::iter::once(mapping), gates.clone());

@@ -24,10 +24,12 @@
 //! `relocate`, `take_back`: other places for the memory, by way of `door`, which keeps users out
 //! meanwhile, and `copier`; asked for by `migrate` and `sleep`, by a lender (`recall`), by the pool
 //! when a home has room again (`homecoming`) and when a device is short (`relief`). `progress`: what
-//! others do for somebody. `stats`: figures and pieces. `verify`: the walker.
+//! others do for somebody. `alias`: addresses of a move that stay mapped. `stats`: figures and pieces.
+//! `verify`: the walker.
 
 pub(crate) mod access;
 pub(crate) mod ahead;
+mod alias;
 pub(crate) mod body;
 mod borrow;
 mod builder;

@@ -81,7 +81,7 @@ impl Operation<'_> {
         // All who have access, though only the copy needs it: granted once, the chunk costs a third
         // of it when it comes to the buffer's address.
         if let Err(error) = turn.with(|| shadow.set_access(grants)) {
-            unmap_shadow(&site, shadow, &origin, turn);
+            self.part_with(slot, &site, shadow, &origin, turn);
             drop(loan);
             return Err(error.into());
         }
@@ -122,39 +122,19 @@ impl Operation<'_> {
     /// Takes the new chunks away again.
     pub(super) fn give_up(&self, legs: Vec<Leg>, turn: Turn) {
         let bytes = self.0.shape.chunk_bytes;
-        for Leg { to, origin, loan, shadow, stage, .. } in legs.into_iter().rev() {
+        for Leg { slot, to, origin, loan, shadow, stage, .. } in legs.into_iter().rev() {
             let Ok(site) = self.0.places.site(to) else { continue };
             let _carrying = site.depot.carries.begin();
             self.0.state().arrived(to, bytes, loan.is_some());
             site.depot.elastic_shrank(bytes);
-            match stage {
-                Stage::Stays => unmap_alias(shadow, turn),
-                _ if matches!(origin, Origin::Landing) => {
+            match (stage, &origin) {
+                (Stage::Untouched, Origin::Landing) => {
                     site.depot.landing.put(Spare { mapping: shadow, grants: self.0.grants() });
                 }
-                _ => unmap_shadow(&site, shadow, &origin, turn),
+                _ => self.part_with(slot, &site, shadow, &origin, turn),
             }
             // While the memory is in this thread's hands.
             drop(loan);
         }
-    }
-}
-
-fn unmap_shadow(site: &Site<'_>, shadow: Mapping, origin: &Origin, turn: Turn) {
-    match turn.with(|| shadow.unmap()) {
-        Ok(chunk) => give_back(site, chunk, origin, turn),
-        Err((shadow, error)) => {
-            tracing::warn!(%error, "an address of a move could not be unmapped; tried again later");
-            site.depot.leaving.add(std::iter::once(shadow), Vec::new());
-        }
-    }
-}
-
-/// Takes an address of a move's own away whose chunk stands at the buffer's address too.
-pub(super) fn unmap_alias(shadow: Mapping, turn: Turn) {
-    if let Err((shadow, error)) = turn.with(|| shadow.unmap()) {
-        tracing::warn!(%error, "an address of a move could not be unmapped; tried again later");
-        // Kept with what could not be given back. On its way to the shelf it would count twice.
-        drop(shadow);
     }
 }

@@ -18,7 +18,6 @@ use super::copier::Copier;
 use super::door::{Closed, Held};
 use super::error::ElasticError;
 use super::hooks::Phase;
-use super::prepare::unmap_alias;
 use super::state::{Standing, State};
 use super::terms::{Left, Moved, Target, Terms};
 use crate::error::Error;
@@ -75,11 +74,14 @@ impl Leg {
 
 /// What a move has left of one slot.
 struct Remains {
+    slot: u32,
+    to: Place,
     /// The new chunk's address of the move's own, unless the slot keeps it.
     shadow: Option<Mapping>,
     old: Arc<Chunk>,
-    /// Where else the old chunk is mapped.
+    /// Where else the old chunk is mapped: ready for the next, and where it should not be.
     spare: Option<Spare>,
+    aliases: Vec<Mapping>,
 }
 
 /// What an exchange needs, made before anybody is concerned.
@@ -108,12 +110,20 @@ impl Operation<'_> {
             targets.filter(is_away).collect()
         };
         if targets.is_empty() {
+            // Who falls asleep where its memory lies has users to wait for all the same.
+            let closed = match terms.shut {
+                true => Some(self.close_when_done(terms.patience)?),
+                false => None,
+            };
             // Both sides' accounts may change.
             let sites = body.places.sites();
             let _carrying: Vec<_> = sites.map(|site| site.depot.carries.begin()).collect();
             let mut state = body.state();
             publish(&mut state);
-            return Ok(Moved { generation: state.generation, ..Moved::default() });
+            let generation = state.generation;
+            drop(state);
+            drop(closed);
+            return Ok(Moved { generation, ..Moved::default() });
         }
         self.check_mended()?;
         self.check_places(&targets)?;
@@ -322,12 +332,15 @@ impl Operation<'_> {
                 state.rests_until_ms = rests_until_ms;
             }
             let mut standing = body.standing(home, mapping, generation, loan);
-            let mut remains = Remains { shadow: Some(shadow), old, spare: None };
+            let (shadow, aliases) = (Some(shadow), Vec::new());
+            let mut remains = Remains { slot, to, shadow, old, spare: None, aliases };
             if to.device().is_none() {
                 let kept = remains.shadow.take();
                 standing.spare = kept.map(|mapping| Spare { mapping, grants: grants.clone() });
             }
-            remains.spare = state.pieces.insert(slot, standing).and_then(|before| before.spare);
+            if let Some(before) = state.pieces.insert(slot, standing) {
+                (remains.spare, remains.aliases) = (before.spare, before.aliases);
+            }
             left.push(remains);
         }
         state.counts.moved_bytes += bytes;
@@ -340,12 +353,16 @@ impl Operation<'_> {
     /// Gives back what the move left: its own addresses, and the old chunks.
     fn leave_behind(&self, left: Vec<Remains>, terms: &Terms) {
         let bytes = self.0.shape.chunk_bytes;
-        for Remains { shadow, old, spare } in left {
-            if let Some(shadow) = shadow {
-                unmap_alias(shadow, terms.turn);
+        for Remains { slot, to, shadow, old, spare, aliases } in left {
+            if let Some(shadow) = shadow
+                && let Ok(site) = self.0.places.site(to)
+            {
+                // The chunk is the buffer's by now: only the address goes.
+                self.part_with(slot, &site, shadow, &Origin::Stock, terms.turn);
             }
             let Ok(site) = self.0.places.site(Place::of(old.props())) else { continue };
             site.depot.elastic_shrank(bytes);
+            site.depot.leaving.add(aliases.into_iter(), Vec::new());
             if let Some(spare) = spare {
                 site.depot.landing.put(spare);
                 continue;

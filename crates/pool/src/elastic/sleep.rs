@@ -11,13 +11,14 @@ use vmm_sys::object::RelaxedCapture;
 use super::ElasticBuffer;
 use super::body::Operation;
 use super::commit::{How, Origin, give_back};
+use super::door::Closed;
 use super::error::ElasticError;
 use super::growth::Lenders;
 use super::hooks::{Cause, Phase};
 use super::state::{Backing, Standing, State, Stuck};
 use super::terms::{Effort, Left, Target, Terms};
 use crate::error::Error;
-use crate::lane::{Gate, Wait, Waited};
+use crate::lane::{Wait, Waited};
 use crate::place::Place;
 use crate::turn::Turn;
 
@@ -160,11 +161,7 @@ impl Operation<'_> {
         let slots: Vec<u32> = body.state().pieces.keys().copied().collect();
         let mut change = self.change(Cause::Sleep, &slots);
         body.hooks.call(&change);
-        let quiet = body
-            .uses
-            .close(patience)
-            .and_then(|closed| wait_for(self, &closed.gates).map(|()| closed));
-        let closed = match quiet {
+        let closed = match self.close_when_done(patience) {
             Ok(closed) => closed,
             Err(error) => {
                 change.phase = Phase::Failed;
@@ -191,16 +188,28 @@ impl Operation<'_> {
         Ok(())
     }
 
+    /// Lets nobody in, and waits on the host for what the buffer's users have enqueued.
+    pub(super) fn close_when_done(&self, patience: Duration) -> Result<Closed<'_>, Error> {
+        let closed = self.0.uses.close(patience)?;
+        let _relaxed = RelaxedCapture::enter(self.0.range.driver())?;
+        for gate in &closed.gates {
+            if gate.wait()? == Waited::Captured {
+                return Err(ElasticError::StillUsed { offset: 0 }.into());
+            }
+        }
+        Ok(closed)
+    }
+
     /// Gives a chunk back to the driver that nobody uses.
-    fn release(&self, standing: Standing) {
+    fn release(&self, mut standing: Standing) {
         let turn = Turn::Requester;
         let Ok(site) = self.0.places.site(standing.place) else { return };
         site.depot.elastic_shrank(self.0.shape.chunk_bytes);
-        if let Some(Err((mapping, error))) =
-            standing.spare.map(|spare| turn.with(|| spare.mapping.unmap()))
-        {
-            tracing::warn!(%error, "memory could not be unmapped; tried again later");
-            site.depot.leaving.add(std::iter::once(mapping), Vec::new());
+        for other in standing.take_others() {
+            if let Err((mapping, error)) = turn.with(|| other.unmap()) {
+                tracing::warn!(%error, "memory could not be unmapped; tried again later");
+                site.depot.leaving.add(std::iter::once(mapping), Vec::new());
+            }
         }
         let chunk = match standing.backing {
             Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
@@ -284,15 +293,4 @@ impl Operation<'_> {
         }
         Ok(())
     }
-}
-
-/// Waits on the host for what the buffer's users have enqueued.
-fn wait_for(operation: &Operation<'_>, gates: &[Gate]) -> Result<(), Error> {
-    let _relaxed = RelaxedCapture::enter(operation.0.range.driver())?;
-    for gate in gates {
-        if gate.wait()? == Waited::Captured {
-            return Err(ElasticError::StillUsed { offset: 0 }.into());
-        }
-    }
-    Ok(())
 }

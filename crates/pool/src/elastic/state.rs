@@ -54,6 +54,8 @@ pub(crate) struct Standing {
     pub(crate) lent: Option<Lent>,
     /// Where else the chunk is mapped, if it lies on the host and a move brought it.
     pub(super) spare: Option<Spare>,
+    /// Where it is mapped although it should not be: see [`alias`](super::alias).
+    pub(super) aliases: Vec<Mapping>,
 }
 
 /// Chunks that stand at addresses of a move's own, in bytes.
@@ -86,6 +88,22 @@ impl Standing {
     /// Whether a lender's budget is booked for it.
     pub(crate) fn is_borrowed(&self) -> bool {
         self.lent.as_ref().is_some_and(Lent::is_loan)
+    }
+
+    /// Whether this is its chunk.
+    pub(super) fn holds(&self, chunk: &Arc<Chunk>) -> bool {
+        let own = match &self.backing {
+            Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => mapping.chunk(),
+            Backing::Stuck(Stuck::Unmapped(chunk)) => chunk,
+            Backing::InHand => return false,
+        };
+        Arc::ptr_eq(own, chunk)
+    }
+
+    /// The other mappings of its chunk.
+    pub(super) fn take_others(&mut self) -> Vec<Mapping> {
+        let spare = self.spare.take().map(|spare| spare.mapping);
+        self.aliases.drain(..).chain(spare).collect()
     }
 
     pub(crate) fn mapping(&self) -> Option<&Mapping> {
@@ -188,8 +206,8 @@ impl Body {
     ) -> Standing {
         let place = Place::of(mapping.chunk().props());
         let lent = self.lent(home, place, loan);
-        let (backing, owed) = (Backing::Mapped(mapping), Vec::new());
-        Standing { backing, place, generation, owed, lent, spare: None }
+        let (backing, owed, aliases) = (Backing::Mapped(mapping), Vec::new(), Vec::new());
+        Standing { backing, place, generation, owed, lent, spare: None, aliases }
     }
 
     /// Both sides' accounts of one chunk at `place`.
