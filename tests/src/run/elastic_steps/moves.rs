@@ -88,7 +88,9 @@ impl Runner<'_> {
             let device = self.streams.get(stream).map(|slot| slot.device);
             device.is_some_and(|it| self.elastics[&number].model.access_of(it) == Access::ReadWrite)
         };
-        let late = late.filter(may_write);
+        // Nor where the driver may refuse to bring memory back after a failure: streams that a move
+        // holds are let go then, and their work finds nothing mapped.
+        let late = late.filter(|stream| !self.faulty && may_write(stream));
         let late = late.filter(|it| asked.must.is_empty() && !self.model.is_held(*it));
         let late_slot = asked.slots.first().copied().unwrap_or(0);
         if let Some(stream) = late {
