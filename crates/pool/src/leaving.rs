@@ -25,6 +25,16 @@ pub(crate) struct Entry {
     gates: Vec<Gate>,
 }
 
+/// A mapping that is taken back before it was gone.
+#[derive(Debug)]
+pub(crate) struct Returned {
+    pub(crate) mapping: Mapping,
+    /// Its last users.
+    pub(crate) gates: Vec<Gate>,
+    /// Where else its chunk is mapped.
+    pub(crate) aliases: Vec<Mapping>,
+}
+
 /// The mappings of a place's chunks that belong to nobody.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
@@ -48,11 +58,7 @@ impl Leaving {
     /// chunk has these properties. The inner answer is `None` if it has others, and stays; the
     /// outer one if nothing stands there.
     #[expect(clippy::option_option, reason = "nothing there, or something of another kind")]
-    pub(crate) fn reclaim(
-        &self,
-        address: u64,
-        props: &ChunkProps,
-    ) -> Option<Option<(Mapping, Vec<Gate>)>> {
+    pub(crate) fn reclaim(&self, address: u64, props: &ChunkProps) -> Option<Option<Returned>> {
         // A sweep may have it in its hands.
         let _alone = self.sweep.lock();
         let mut entries = self.entries.lock();
@@ -60,9 +66,14 @@ impl Leaving {
         if entries[at].mapping.chunk().props() != props {
             return Some(None);
         }
+        let before = entries.len();
         let Entry { mapping, gates } = entries.remove(at);
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        Some(Some((mapping, gates)))
+        // The chunk is counted where it stands, and nowhere else.
+        let chunk = Arc::as_ptr(mapping.chunk());
+        let same = |entry: &mut Entry| std::ptr::eq(Arc::as_ptr(entry.mapping.chunk()), chunk);
+        let aliases: Vec<Mapping> = entries.extract_if(.., same).map(|it| it.mapping).collect();
+        self.count.fetch_sub(before - entries.len(), Ordering::Relaxed);
+        Some(Some(Returned { mapping, gates, aliases }))
     }
 
     /// Whether nothing is on its way.

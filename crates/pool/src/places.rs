@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Weak};
 
-use vmm_sys::object::Mapping;
 use vmm_sys::{ChunkProps, DeviceId, Driver, DriverError};
 
 use crate::background::Signal;
@@ -16,7 +15,8 @@ use crate::elastic::error::ElasticError;
 use crate::error::Error;
 use crate::host::Host;
 use crate::ladder::Climb;
-use crate::lane::{Gate, Wait};
+use crate::lane::Wait;
+use crate::leaving::Returned;
 use crate::mover::Mover;
 use crate::out_of_memory::{Asked, OutOfMemory, device_memory};
 use crate::peers::Peers;
@@ -60,7 +60,7 @@ pub(crate) struct Site<'a> {
 pub(crate) enum Found<'a> {
     Nothing,
     /// A mapping of the right kind, with its last users.
-    Reclaimed(Mapping, Vec<Gate>),
+    Reclaimed(Returned),
     /// One of another kind, which waits there for its users.
     Other(Site<'a>),
 }
@@ -116,7 +116,7 @@ impl Places {
         for site in self.sites().filter(|site| !site.depot.leaving.is_empty()) {
             match site.depot.leaving.reclaim(address, props) {
                 None => {}
-                Some(Some((mapping, gates))) => return Found::Reclaimed(mapping, gates),
+                Some(Some(returned)) => return Found::Reclaimed(returned),
                 Some(None) => return Found::Other(site),
             }
         }

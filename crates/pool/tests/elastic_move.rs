@@ -34,7 +34,7 @@ fn written(machine: &Machine, chunks: u64) -> ElasticBuffer {
 
 /// All of a chunk.
 fn pattern(chunk: u64) -> Vec<u8> {
-    (0..G).map(|at| (at ^ at >> 8 ^ chunk * 37) as u8).collect()
+    (0..G).map(|at| (at ^ (at >> 8) ^ (chunk * 37)) as u8).collect()
 }
 
 fn check_bytes(buffer: &ElasticBuffer, chunks: u64) {

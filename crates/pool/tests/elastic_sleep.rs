@@ -10,7 +10,7 @@ use vmm_pool::{
     Budget, Cause, Contents, ElasticBuffer, ElasticError, Error, Phase, Place, PoolBuilder,
 };
 use vmm_sys::sim::SimBuilder;
-use vmm_sys::{DeviceId, ResultCode};
+use vmm_sys::{Call, DeviceId, ResultCode};
 
 const NOW: Duration = Duration::ZERO;
 const HOME: DeviceId = DeviceId(0);
@@ -164,6 +164,53 @@ fn sleep_waits_for_work_in_flight_and_not_for_guards_beyond_its_patience() {
         drop(buffer);
     }
     drop(stream);
+    machine.end();
+}
+
+#[test]
+fn a_use_that_was_refused_holds_nobody_up() {
+    let machine = with_host(|sim| sim, |pool| pool);
+    let stream = machine.stream(0);
+    for contents in [KEPT, Contents::Dropped] {
+        let buffer = tagged(&machine, 0, "a", 1);
+        buffer.sleep(contents, NOW).unwrap();
+        let held = hold(&machine, &stream);
+        assert!(is_asleep(buffer.use_on(&stream)));
+        let waits = machine.driver.ledger().snapshot();
+        assert_eq!(buffer.wake().unwrap(), G);
+        let waits = machine.driver.ledger().snapshot().since(&waits);
+        assert_eq!(waits.of(Call::StreamWaitEvent), 0, "the stream has nothing to do with it");
+        assert_eq!((buffer.stats().uses, buffer.stats().open_uses), (0, 0));
+        drop(held);
+    }
+    drop(stream);
+    machine.end();
+}
+
+/// Nothing has to move then; the rules are the same.
+#[test]
+fn a_buffer_whose_memory_is_on_the_host_already_waits_for_its_users_before_it_sleeps() {
+    let machine = with_host(|sim| sim, |pool| pool);
+    let stream = machine.stream(0);
+    let buffer = machine.buffer(0, 4 * G);
+    for committed in [0, G] {
+        buffer.commit_from(Place::HostNuma(0), 0..committed).unwrap();
+        let using = buffer.use_on(&stream).unwrap();
+        let error = buffer.sleep(KEPT, NOW).unwrap_err();
+        assert!(matches!(error, Error::Elastic(ElasticError::InUse { open_uses: 1 })), "{error}");
+        assert!(buffer.asleep().is_none());
+        let held = hold(&machine, &stream);
+        drop(using);
+        std::thread::scope(|scope| {
+            let asleep = scope.spawn(|| buffer.sleep(KEPT, NOW).unwrap());
+            std::thread::sleep(Duration::from_millis(10));
+            assert!(!asleep.is_finished(), "the stream may still write there");
+            drop(held);
+            assert_eq!(asleep.join().unwrap(), 0);
+        });
+        buffer.wake().unwrap();
+    }
+    drop((buffer, stream));
     machine.end();
 }
 

@@ -83,6 +83,8 @@ pub(crate) struct Standing {
     pub(crate) generation: u64,
     /// Grants that the driver refused to take back: tried again before the next operation.
     pub(crate) owed: Vec<AccessGrant>,
+    /// Where else the chunk is mapped: see [`alias`](super::alias).
+    pub(super) aliases: Vec<Mapping>,
 }
 
 /// What is at a slot's addresses.
@@ -106,7 +108,18 @@ pub(crate) enum Stuck {
 impl Standing {
     pub(crate) fn new(mapping: Mapping, generation: u64) -> Standing {
         let place = Place::of(mapping.chunk().props());
-        Standing { backing: Backing::Mapped(mapping), place, generation, owed: Vec::new() }
+        let (owed, aliases) = (Vec::new(), Vec::new());
+        Standing { backing: Backing::Mapped(mapping), place, generation, owed, aliases }
+    }
+
+    /// Whether this is its chunk.
+    pub(super) fn holds(&self, chunk: &Arc<Chunk>) -> bool {
+        let own = match &self.backing {
+            Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => mapping.chunk(),
+            Backing::Stuck(Stuck::Unmapped(chunk)) => chunk,
+            Backing::InHand => return false,
+        };
+        Arc::ptr_eq(own, chunk)
     }
 
     pub(crate) fn mapping(&self) -> Option<&Mapping> {
@@ -261,6 +274,7 @@ impl Body {
         drop(state);
         let operation = Operation::begin(self);
         operation.settle_debts();
+        operation.settle_aliases();
         operation.mend();
         Ok(operation)
     }

@@ -16,6 +16,7 @@ use crate::depot::Shortage;
 use crate::error::Error;
 use crate::ladder::Climb;
 use crate::lane::{Gate, Wait};
+use crate::leaving::Returned;
 use crate::place::Place;
 use crate::places::{Found, Site};
 use crate::request::Request;
@@ -43,6 +44,8 @@ impl How {
 struct Part {
     slot: u32,
     mapping: Mapping,
+    /// Where else its chunk is mapped.
+    aliases: Vec<Mapping>,
     origin: Origin,
 }
 
@@ -160,14 +163,16 @@ impl Operation<'_> {
         parts: &mut Vec<Part>,
     ) -> Result<(), Error> {
         let body = self.0;
-        let (mapping, origin) = match self.vacate(slot, how)? {
-            Some((mapping, gates)) => (mapping, Origin::Returned(gates)),
+        let (mapping, aliases, origin) = match self.vacate(slot, how)? {
+            Some(Returned { mapping, gates, aliases }) => {
+                (mapping, aliases, Origin::Returned(gates))
+            }
             None => {
                 let (chunk, origin) = self.supply(site, how, short)?;
                 let offset = u64::from(slot) * body.shape.chunk_bytes;
                 let kept = chunk.clone();
                 match how.turn.with(|| Mapping::map(&body.range, offset, chunk)) {
-                    Ok(mapping) => (mapping, origin),
+                    Ok(mapping) => (mapping, Vec::new(), origin),
                     Err(error) => {
                         give_back(site, kept, &origin, how.turn);
                         return Err(error.into());
@@ -176,7 +181,7 @@ impl Operation<'_> {
             }
         };
         // From here on, a failure is undone with the others.
-        parts.push(Part { slot, mapping, origin });
+        parts.push(Part { slot, mapping, aliases, origin });
         let granted =
             parts.last().map_or(Ok(()), |part| how.turn.with(|| part.mapping.set_access(grants)));
         Ok(granted?)
@@ -211,14 +216,14 @@ impl Operation<'_> {
 
     /// Looks for a mapping that left the slot and still stands there for its last users. One of
     /// the right kind comes back as it is; another is waited for.
-    fn vacate(&self, slot: u32, how: How) -> Result<Option<(Mapping, Vec<Gate>)>, Error> {
+    fn vacate(&self, slot: u32, how: How) -> Result<Option<Returned>, Error> {
         let body = self.0;
         let offset = u64::from(slot) * body.shape.chunk_bytes;
         let address = body.address() + offset;
         for wait in [how.wait, Wait::No] {
             match body.places.reclaim(address, &body.props(how.place)) {
                 Found::Nothing => return Ok(None),
-                Found::Reclaimed(mapping, gates) => return Ok(Some((mapping, gates))),
+                Found::Reclaimed(returned) => return Ok(Some(returned)),
                 Found::Other(site) if wait == Wait::Yes => site.sweep(Wait::Yes, how.turn),
                 Found::Other(_) => break,
             }
@@ -228,7 +233,8 @@ impl Operation<'_> {
 
     /// Takes away what was brought, the youngest first.
     fn undo(&self, site: &Site<'_>, parts: Vec<Part>, turn: Turn) {
-        for Part { mapping, origin, .. } in parts.into_iter().rev() {
+        for Part { mapping, aliases, origin, .. } in parts.into_iter().rev() {
+            site.depot.leaving.add(aliases.into_iter(), Vec::new());
             if let Origin::Returned(gates) = origin {
                 site.depot.leaving.add(std::iter::once(mapping), gates);
                 continue;
@@ -250,7 +256,7 @@ impl Operation<'_> {
         let mut state = body.state();
         state.generation += 1;
         let generation = state.generation;
-        for Part { slot, mapping, origin } in parts {
+        for Part { slot, mapping, aliases, origin } in parts {
             let Counts { created_bytes, stock_bytes, returned_bytes, .. } = &mut state.counts;
             match origin {
                 Origin::Made => *created_bytes += chunk_bytes,
@@ -261,7 +267,8 @@ impl Operation<'_> {
                 }
             }
             site.depot.elastic_grew(chunk_bytes);
-            state.pieces.insert(slot, Standing::new(mapping, generation));
+            let standing = Standing { aliases, ..Standing::new(mapping, generation) };
+            state.pieces.insert(slot, standing);
         }
         generation
     }

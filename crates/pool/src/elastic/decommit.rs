@@ -52,6 +52,7 @@ impl Operation<'_> {
             let site = sites.iter().find(|site| site.place == standing.place);
             let Some(Site { depot, .. }) = site else { continue };
             depot.elastic_shrank(body.shape.chunk_bytes);
+            depot.leaving.add(standing.aliases.into_iter(), Vec::new());
             match standing.backing {
                 Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
                     depot.leaving.add(std::iter::once(mapping), gates.clone());

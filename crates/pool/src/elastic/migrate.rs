@@ -100,7 +100,8 @@ impl Migration {
 /// A move that nobody has begun. Dropped, it has failed.
 #[derive(Debug)]
 pub(crate) struct Task {
-    body: Arc<Body>,
+    /// Until the move has ended.
+    body: Option<Arc<Body>>,
     order: Move,
     progress: Arc<Progress<MigrationState>>,
 }
@@ -108,13 +109,16 @@ pub(crate) struct Task {
 impl Task {
     pub(super) fn new(body: Arc<Body>, order: Move) -> (Task, Migration) {
         let progress = Arc::new(Progress::new(MigrationState::Waiting));
-        (Task { body, order, progress: progress.clone() }, Migration(progress))
+        (Task { body: Some(body), order, progress: progress.clone() }, Migration(progress))
     }
 
     /// Does it.
-    pub(crate) fn run(self) {
+    pub(crate) fn run(mut self) {
+        let Some(body) = self.body.take() else { return };
         self.progress.update(|state| *state = MigrationState::Moving);
-        let moved = self.body.operate().and_then(|operation| operation.migrate(&self.order));
+        let moved = body.operate().and_then(|operation| operation.migrate(&self.order));
+        // Whoever hears of the end may drop the buffer, and must be the last who has it then.
+        drop(body);
         self.progress.update(|state| {
             *state = moved.map_or_else(MigrationState::Failed, MigrationState::Done);
         });

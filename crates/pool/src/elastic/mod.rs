@@ -21,11 +21,12 @@
 //! `body`: what it is made of, and who may change it. `commit`, `decommit`: memory comes and goes.
 //! `access`: which devices may use it. `uses`: which streams do. `hooks`: who is told of changes.
 //! `ahead`: growth in the background. `relocate`: other places for the memory, by way of `door`,
-//! which keeps users out meanwhile, and `copier`; asked for by `migrate` and `sleep`. `progress`:
-//! what others do for somebody. `stats`: figures and pieces. `verify`: the walker.
+//! which keeps users out meanwhile, and `copier`; asked for by `migrate` and `sleep`. `alias`:
+//! addresses of a move that stay mapped. `progress`: what others do for somebody. `stats`: figures and pieces. `verify`: the walker.
 
 pub(crate) mod access;
 pub(crate) mod ahead;
+mod alias;
 pub(crate) mod body;
 mod builder;
 pub(crate) mod commit;

@@ -83,6 +83,17 @@ enum Stage {
     },
 }
 
+/// What a move has left in a slot.
+struct Remains {
+    slot: u32,
+    to: Place,
+    /// The new chunk, at an address of the move's own.
+    shadow: Mapping,
+    /// The chunk that stood there before, and where else it is mapped.
+    old: Arc<Chunk>,
+    aliases: Vec<Mapping>,
+}
+
 impl Operation<'_> {
     /// Brings each of the slots that has memory to the place that is named for it. `publish` is
     /// called with the new state, under its lock.
@@ -101,9 +112,14 @@ impl Operation<'_> {
             targets.filter(|(slot, to)| away(slot, to)).collect()
         };
         if targets.is_empty() {
+            // Who falls asleep where its memory lies has users to wait for all the same.
+            let closed = if terms.shut { Some(self.close_when_done(terms)?) } else { None };
             let mut state = body.state();
             publish(&mut state);
-            return Ok(Moved { generation: state.generation, ..Moved::default() });
+            let generation = state.generation;
+            drop(state);
+            drop(closed);
+            return Ok(Moved { generation, ..Moved::default() });
         }
         self.check_mended()?;
         self.check_places(&targets)?;
@@ -147,7 +163,7 @@ impl Operation<'_> {
             });
             let how = How { place: to, turn: terms.turn, wait: terms.wait };
             let offset = index as u64 * chunk_bytes;
-            match self.prepare_one((&shadows, offset), how, short, &grants) {
+            match self.prepare_one(slot, (&shadows, offset), how, short, &grants) {
                 Ok((shadow, origin)) => {
                     legs.push(Leg { slot, to, origin, shadow, stage: Stage::Untouched });
                 }
@@ -162,6 +178,7 @@ impl Operation<'_> {
 
     fn prepare_one(
         &self,
+        slot: u32,
         (shadows, offset): (&Range, u64),
         how: How,
         short: &mut Short,
@@ -183,7 +200,7 @@ impl Operation<'_> {
         // All who have access, though only the copy needs it: granted once, the chunk costs a third
         // of it when it comes to the buffer's address.
         if let Err(error) = how.turn.with(|| shadow.set_access(grants)) {
-            unmap_shadow(&site, shadow, &origin, how.turn);
+            self.part_with(slot, &site, shadow, &origin, how.turn);
             return Err(error.into());
         }
         self.expect(how.place, &site);
@@ -192,11 +209,11 @@ impl Operation<'_> {
 
     /// Takes the new chunks away again.
     fn give_up(&self, legs: Vec<Leg>, turn: Turn) {
-        for Leg { to, origin, shadow, .. } in legs.into_iter().rev() {
+        for Leg { slot, to, origin, shadow, .. } in legs.into_iter().rev() {
             let Ok(site) = self.0.places.site(to) else { continue };
             let _carrying = site.depot.carries.begin();
             self.forget(to, &site);
-            unmap_shadow(&site, shadow, &origin, turn);
+            self.part_with(slot, &site, shadow, &origin, turn);
         }
     }
 
@@ -260,7 +277,7 @@ impl Operation<'_> {
     }
 
     /// Waits until nobody uses the buffer, and lets nobody in.
-    fn close(&self, terms: &Terms) -> Result<Closed<'_>, Error> {
+    pub(super) fn close(&self, terms: &Terms) -> Result<Closed<'_>, Error> {
         let body = self.0;
         let latches = &body.places.latches;
         let closing = match terms.shut {
@@ -431,7 +448,7 @@ impl Operation<'_> {
         legs: Vec<Leg>,
         closed: &Closed<'_>,
         publish: impl FnOnce(&mut State),
-    ) -> (Moved, Vec<(Mapping, Arc<Chunk>)>) {
+    ) -> (Moved, Vec<Remains>) {
         let body = self.0;
         let bytes = self.bytes_of(legs.len());
         let mut left = Vec::with_capacity(legs.len());
@@ -441,8 +458,9 @@ impl Operation<'_> {
         for Leg { slot, to, shadow, stage, .. } in legs {
             let Stage::New { mapping, old } = stage else { continue };
             state.arrived(to, body.shape.chunk_bytes);
-            state.pieces.insert(slot, Standing::new(mapping, generation));
-            left.push((shadow, old));
+            let before = state.pieces.insert(slot, Standing::new(mapping, generation));
+            let aliases = before.map_or_else(Vec::new, |standing| standing.aliases);
+            left.push(Remains { slot, to, shadow, old, aliases });
         }
         state.counts.moved_bytes += bytes;
         publish(&mut state);
@@ -452,15 +470,16 @@ impl Operation<'_> {
     }
 
     /// Gives back what the move left: its own addresses, and the old chunks.
-    fn leave_behind(&self, left: Vec<(Mapping, Arc<Chunk>)>, terms: &Terms) {
+    fn leave_behind(&self, left: Vec<Remains>, terms: &Terms) {
         let bytes = self.0.shape.chunk_bytes;
-        for (shadow, old) in left {
-            if let Err((shadow, error)) = terms.turn.with(|| shadow.unmap()) {
-                tracing::warn!(%error, "an address of a move could not be unmapped; tried again later");
-                drop(shadow); // kept with what could not be given back
+        for Remains { slot, to, shadow, old, aliases } in left {
+            if let Ok(site) = self.0.places.site(to) {
+                // The chunk is the buffer's by now: only the address goes.
+                self.part_with(slot, &site, shadow, &Origin::Stock, terms.turn);
             }
             let Ok(site) = self.0.places.site(Place::of(old.props())) else { continue };
             site.depot.elastic_shrank(bytes);
+            site.depot.leaving.add(aliases.into_iter(), Vec::new());
             match terms.left {
                 Left::Shelf => site.depot.settle(old, terms.turn),
                 Left::Driver => give_back(&site, old, &Origin::Made, terms.turn),
@@ -478,14 +497,4 @@ fn copy(legs: &[Leg], copier: &Copier) -> Result<(), Error> {
         copied.record(&copier.stream)?;
     }
     Ok(())
-}
-
-fn unmap_shadow(site: &Site<'_>, shadow: Mapping, origin: &Origin, turn: Turn) {
-    match turn.with(|| shadow.unmap()) {
-        Ok(chunk) => give_back(site, chunk, origin, turn),
-        Err((shadow, error)) => {
-            tracing::warn!(%error, "an address of a move could not be unmapped; tried again later");
-            site.depot.leaving.add(std::iter::once(shadow), Vec::new());
-        }
-    }
 }

@@ -11,12 +11,12 @@ use vmm_sys::object::RelaxedCapture;
 use super::ElasticBuffer;
 use super::body::{Backing, Operation, Standing, State, Stuck};
 use super::commit::{How, Origin, give_back};
-use super::door::Closing;
+use super::door::Closed;
 use super::error::ElasticError;
 use super::hooks::{Cause, Phase};
 use super::relocate::{Left, Terms};
 use crate::error::Error;
-use crate::lane::{Gate, Wait, Waited};
+use crate::lane::{Wait, Waited};
 use crate::place::Place;
 use crate::turn::Turn;
 
@@ -141,11 +141,8 @@ impl Operation<'_> {
         let slots: Vec<u32> = body.state().pieces.keys().copied().collect();
         let mut change = self.change(Cause::Sleep, &slots);
         body.hooks.call(&change);
-        let quiet = body
-            .uses
-            .close(&body.places.latches, Closing::Shut, patience)
-            .and_then(|closed| wait_for(self, &closed.gates).map(|()| closed));
-        let closed = match quiet {
+        let terms = terms(Cause::Sleep, Left::Driver, patience);
+        let closed = match self.close_when_done(&terms) {
             Ok(closed) => closed,
             Err(error) => {
                 change.phase = Phase::Failed;
@@ -172,11 +169,24 @@ impl Operation<'_> {
         Ok(())
     }
 
+    /// Lets nobody in, and waits on the host for what the buffer's users have enqueued.
+    pub(super) fn close_when_done(&self, terms: &Terms) -> Result<Closed<'_>, Error> {
+        let closed = self.close(terms)?;
+        let _relaxed = RelaxedCapture::enter(self.0.range.driver())?;
+        for gate in &closed.gates {
+            if gate.wait()? == Waited::Captured {
+                return Err(ElasticError::StillUsed { offset: 0 }.into());
+            }
+        }
+        Ok(closed)
+    }
+
     /// Gives a chunk back to the driver that nobody uses.
     fn release(&self, standing: Standing) {
         let turn = Turn::Requester;
         let Ok(site) = self.0.places.site(standing.place) else { return };
         site.depot.elastic_shrank(self.0.shape.chunk_bytes);
+        site.depot.leaving.add(standing.aliases.into_iter(), Vec::new());
         let chunk = match standing.backing {
             Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
                 match turn.with(|| mapping.unmap()) {
@@ -231,15 +241,4 @@ impl Operation<'_> {
         }
         Ok(())
     }
-}
-
-/// Waits on the host for what the buffer's users have enqueued.
-fn wait_for(operation: &Operation<'_>, gates: &[Gate]) -> Result<(), Error> {
-    let _relaxed = RelaxedCapture::enter(operation.0.range.driver())?;
-    for gate in gates {
-        if gate.wait()? == Waited::Captured {
-            return Err(ElasticError::StillUsed { offset: 0 }.into());
-        }
-    }
-    Ok(())
 }

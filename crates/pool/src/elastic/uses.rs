@@ -153,8 +153,11 @@ impl Uses {
             state.begun += 1;
             (state.before.clone(), held)
         };
+        if let Err(error) = body.check_awake() {
+            body.uses.cancel(&open);
+            return Err(error);
+        }
         let guard = Use { body: body.clone(), open };
-        body.check_awake()?;
         if let Some(held) = held {
             held.hold(stream)?;
         }
@@ -199,6 +202,15 @@ impl Uses {
             }
         }
         Ok(())
+    }
+
+    /// A use that was refused: nobody has enqueued anything, and nobody waits for it.
+    fn cancel(&self, open: &Arc<OpenUse>) {
+        let _first = open.closed.set(Gate::Passed);
+        let mut state = self.state();
+        state.open.retain(|other| !Arc::ptr_eq(other, open));
+        state.begun -= 1;
+        self.changed.notify_all();
     }
 
     /// Ends a use: what was enqueued until now is what its stream waits for.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::RelaxedCapture;
 use super::chunk::Receipt;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverResult};
@@ -54,7 +55,14 @@ pub(crate) fn give_back_or_keep(driver: &Arc<dyn Driver>, leftover: Leftover) {
         // The objects that a mapping keeps are dropped here, and make no call either.
         return;
     }
-    if let Err(error) = leftover.give_back(&**driver) {
+    let given = match &leftover {
+        // Like every call that may wait for the device, it ends captures (rows D-G3, D-G4).
+        Leftover::Pinned(..) => {
+            RelaxedCapture::enter(driver).and_then(|_relaxed| leftover.give_back(&**driver))
+        }
+        _ => leftover.give_back(&**driver),
+    };
+    if let Err(error) = given {
         if error.is_driver_gone() {
             return;
         }

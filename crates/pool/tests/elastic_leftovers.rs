@@ -1,0 +1,136 @@
+//! What is left of moves: addresses that stay mapped, and what moves have used, when buffers and pools
+//! end.
+#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::elastic::{G, Machine, machine};
+use vmm_pool::{Contents, ElasticBuffer, MigrationState, Place, Pool};
+use vmm_sys::object::Stream;
+use vmm_sys::sim::FaultPlan;
+use vmm_sys::{Call, CaptureMode, DeviceId, ResultCode};
+
+const LONG: Duration = Duration::from_secs(20);
+const HOME: DeviceId = DeviceId(0);
+const AWAY: DeviceId = DeviceId(1);
+const HOST: Place = Place::HostNuma(0);
+
+fn two() -> Machine {
+    machine(2, |sim| sim, |pool| pool.host_memory(0, 64 * G, 0))
+}
+
+/// A buffer at home with `chunks` chunks, each full of bytes of its own.
+fn written(machine: &Machine, chunks: u64) -> ElasticBuffer {
+    let buffer = machine.buffer(0, 64 * G);
+    buffer.grow_to(chunks * G).unwrap();
+    for chunk in 0..chunks {
+        buffer.write(chunk * G, &pattern(chunk)).unwrap();
+    }
+    buffer
+}
+
+/// All of a chunk.
+fn pattern(chunk: u64) -> Vec<u8> {
+    (0..G).map(|at| (at ^ (at >> 8) ^ (chunk * 37)) as u8).collect()
+}
+
+fn check_bytes(buffer: &ElasticBuffer, chunks: u64) {
+    let mut found = vec![0; G as usize];
+    for chunk in 0..chunks {
+        buffer.read(chunk * G, &mut found).unwrap();
+        assert!(found == pattern(chunk), "chunk {chunk} holds other bytes");
+    }
+}
+
+/// Addresses of a move that the driver refuses to unmap keep their chunk; it is counted once, and
+/// comes back when they are gone.
+#[test]
+fn addresses_of_a_move_that_cannot_be_unmapped_stay_with_their_chunk() {
+    let fails = |machine: &Machine, at, times| {
+        let plan = FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemUnmap).at(at).times(times);
+        machine.sim.inject(plan);
+    };
+    for (at, times) in [(1, 1), (2, 1), (3, 1), (3, 2), (3, 20), (4, 1), (2, 20)] {
+        for end in 0..6 {
+            let machine = two();
+            let buffer = written(&machine, 2);
+            buffer.migrate(AWAY).unwrap();
+            buffer.migrate(HOME).unwrap();
+            fails(&machine, at, times);
+            let _moved = buffer.migrate(AWAY);
+            machine.pool.verify().unwrap();
+            if end == 3 {
+                // Once more, with what is left of the first.
+                let _moved = buffer.migrate(HOST);
+                machine.pool.verify().unwrap();
+            }
+            if end == 4 {
+                // What is taken away cannot be unmapped, and comes back as it is.
+                buffer.shrink_to(0).unwrap();
+                let _grown = buffer.grow_to(2 * G);
+                machine.pool.verify().unwrap();
+            }
+            if end == 5 {
+                let _slept = buffer.sleep(Contents::Dropped, Duration::ZERO);
+                machine.pool.verify().unwrap();
+            }
+            machine.sim.clear_faults();
+            match end {
+                0 => {}
+                1 => drop(buffer.sleep(Contents::Dropped, Duration::ZERO).unwrap()),
+                2 => drop(buffer.shrink_to(G).unwrap()),
+                4 => {}
+                5 => drop(buffer.wake().unwrap()),
+                _ => check_bytes(&buffer, 2),
+            }
+            machine.pool.verify().unwrap();
+            drop(buffer);
+            for device in [HOME, AWAY] {
+                machine.pool.trim(device).unwrap();
+                let stats = machine.stats(device.0);
+                assert_eq!(stats.held_bytes, stats.anchor_bytes, "{at} {times} {end}");
+            }
+            machine.end();
+        }
+    }
+}
+
+/// What moves have used goes with the pool: streams, events, the word that held streams.
+#[test]
+fn the_end_of_a_pool_that_has_moved_something_harms_no_capture() {
+    let Machine { sim, driver, pool } = two();
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        let stream = Stream::create(&driver, HOME).unwrap();
+        // SAFETY: a live stream.
+        unsafe { driver.capture_begin(HOME, stream.handle(), mode) }.unwrap();
+        let other = Pool::builder(driver.clone()).device(HOME).device(AWAY).build().unwrap();
+        let moving = other.elastic(HOME).capacity_bytes(G).chunk_bytes(G).build().unwrap();
+        moving.grow_to(G).unwrap();
+        moving.migrate(AWAY).unwrap();
+        drop((moving, other));
+        // SAFETY: live handles.
+        unsafe {
+            let graph = driver.capture_end(HOME, stream.handle()).unwrap();
+            driver.graph_destroy(HOME, graph).unwrap();
+        }
+    }
+    drop((pool, driver));
+    sim.check_clean().unwrap();
+}
+
+/// The thread that moves keeps nothing of a buffer once it has said that the move is over.
+#[test]
+fn a_buffer_that_is_dropped_after_its_move_is_gone_at_once() {
+    let machine = two();
+    for round in 0..300 {
+        let buffer = machine.buffer(0, 4 * G);
+        buffer.grow_to(G).unwrap();
+        let migration = buffer.migrate_async(AWAY).unwrap();
+        assert!(matches!(migration.wait(LONG), MigrationState::Done(_)), "{migration:?}");
+        drop(buffer);
+        assert_eq!(machine.stats(1).elastic_buffers, 0, "round {round}");
+    }
+    machine.end();
+}
