@@ -4,10 +4,14 @@
 //! that refers to something that is not there does nothing. So any part of a script is a script,
 //! which is what makes failing ones easy to shrink and to edit by hand.
 
+mod elastic;
+
 use std::fmt;
 use std::str::FromStr;
 
 use vmm_sys::{Call, CaptureMode, ResultCode};
+
+pub use elastic::ElasticAction;
 
 /// The modes of captures, by name.
 const MODES: [(&str, CaptureMode); 3] = [
@@ -65,6 +69,8 @@ pub enum Action {
     Launch { graph: u32, stream: u32 },
     /// Drops the graph and its memory, after ending its capture.
     DropGraph { graph: u32 },
+    /// Something with an elastic buffer.
+    Elastic(ElasticAction),
     /// Starts new peaks.
     ResetPeaks,
     /// Drops the pool while buffers may live. The next action that needs one makes a new pool.
@@ -112,6 +118,7 @@ impl fmt::Display for Action {
             Action::Finish { graph } => write!(f, "finish g{graph}"),
             Action::Launch { graph, stream } => write!(f, "launch g{graph} s{stream}"),
             Action::DropGraph { graph } => write!(f, "drop-graph g{graph}"),
+            Action::Elastic(action) => write!(f, "elastic {action}"),
             Action::ResetPeaks => f.write_str("reset-peaks"),
             Action::DropPool => f.write_str("drop-pool"),
             Action::Fault { call, at, code, times } => {
@@ -169,6 +176,7 @@ impl FromStr for Action {
             "finish" => Action::Finish { graph: words.named('g')? },
             "launch" => Action::Launch { graph: words.named('g')?, stream: words.named('s')? },
             "drop-graph" => Action::DropGraph { graph: words.named('g')? },
+            "elastic" => Action::Elastic(ElasticAction::read(&mut words)?),
             "reset-peaks" => Action::ResetPeaks,
             "drop-pool" => Action::DropPool,
             "fault" => Action::Fault {

@@ -1,10 +1,13 @@
 //! Random scripts: the setups and the actions that a seed stands for.
 
+mod elastic;
+mod faults;
 mod requests;
 
 use vmm_pool::Placement;
-use vmm_sys::{Call, CaptureMode, ResultCode};
+use vmm_sys::CaptureMode;
 
+use elastic::Elastics;
 use requests::Sizes;
 
 use crate::action::Action;
@@ -31,12 +34,32 @@ pub enum Profile {
     Guard,
     /// Streams are captured, and their graphs launched; one stream is the running thread's own.
     Capture,
+    /// Elastic buffers over several devices, beside what lanes do.
+    Elastic,
+    /// The same, and driver calls fail.
+    ElasticFaulty,
+    /// As `Elastic`, and the pool has its background thread.
+    ElasticBackground,
+}
+
+impl Profile {
+    /// Whether there are elastic buffers.
+    pub fn is_elastic(self) -> bool {
+        matches!(self, Profile::Elastic | Profile::ElasticFaulty | Profile::ElasticBackground)
+    }
+
+    fn is_faulty(self) -> bool {
+        matches!(self, Profile::Faulty | Profile::ElasticFaulty)
+    }
 }
 
 /// The run of a seed.
 pub fn script(profile: Profile, seed: u64) -> Script {
     let mut rng = Rng::new(seed);
-    let setup = setup(profile, &mut rng);
+    let mut setup = setup(profile, &mut rng);
+    if profile.is_elastic() {
+        elastic::make_room(&mut setup, &mut rng);
+    }
     // Short runs cover many setups, long ones get a pool into deep states.
     let steps = rng.weighted(&[(60, 60), (30, 150), (10, 500)]);
     let mut generator = Generator::new(profile, &setup, rng);
@@ -74,9 +97,10 @@ fn setup(profile: Profile, rng: &mut Rng) -> Setup {
         limit_bytes,
         stock_low_bytes,
         stock_high_bytes: rng.chance(200).then_some(high_bytes),
-        background: profile == Profile::Background,
+        background: matches!(profile, Profile::Background | Profile::ElasticBackground),
         guard: profile == Profile::Guard,
         idle_lane_ms: rng.pick(&[None, Some(1), Some(100)]),
+        host_bytes: None,
     }
 }
 
@@ -107,6 +131,7 @@ enum Kind {
     DropPool,
     Fault,
     ClearFaults,
+    Elastic,
 }
 
 const KINDS: &[(u64, Kind)] = &[
@@ -144,41 +169,15 @@ const GRAPHS_MAX: usize = 4;
 
 const FAULTY_KINDS: &[(u64, Kind)] = &[(60, Kind::Fault), (40, Kind::ClearFaults)];
 
-/// Calls that the pool makes, and that may fail. Not among them: `cuEventDestroy`, since an event
-/// that cannot be destroyed is let go.
-const FAULTY_CALLS: &[Call] = &[
-    Call::MemCreate,
-    Call::MemCreate,
-    Call::MemMap,
-    Call::MemMap,
-    Call::MemSetAccess,
-    Call::MemSetAccess,
-    Call::MemUnmap,
-    Call::MemRelease,
-    Call::MemAddressReserve,
-    Call::MemAddressFree,
-    Call::MemGetInfo,
-    Call::EventCreate,
-    Call::EventRecord,
-    Call::EventQuery,
-    Call::EventSynchronize,
-    Call::StreamGetCaptureInfo,
-    Call::ThreadExchangeStreamCaptureMode,
-];
-
-const FAULT_CODES: &[ResultCode] = &[
-    ResultCode::OUT_OF_MEMORY,
-    ResultCode::OUT_OF_MEMORY,
-    ResultCode::INVALID_VALUE,
-    ResultCode::UNKNOWN,
-    ResultCode::NOT_SUPPORTED,
-];
+/// As often as everything else together.
+const ELASTIC_KINDS: &[(u64, Kind)] = &[(1100, Kind::Elastic)];
 
 struct Generator {
     rng: Rng,
     kinds: Vec<(u64, Kind)>,
     sizes: Sizes,
     devices: u32,
+    granularity_bytes: u64,
     large_max_bytes: u64,
     /// Buffers that are probably alive, oldest first.
     live: Vec<u32>,
@@ -189,20 +188,25 @@ struct Generator {
     /// Graphs that are probably there, open captures among them.
     graphs: Vec<u32>,
     next_graph: u32,
+    elastics: Elastics,
 }
 
 impl Generator {
     fn new(profile: Profile, setup: &Setup, mut rng: Rng) -> Generator {
         let mut kinds = KINDS.to_vec();
-        kinds.extend(if profile == Profile::Faulty { FAULTY_KINDS } else { CALM_KINDS });
+        kinds.extend(if profile.is_faulty() { FAULTY_KINDS } else { CALM_KINDS });
         if profile == Profile::Capture {
             kinds.extend(CAPTURE_KINDS);
+        }
+        if profile.is_elastic() {
+            kinds.extend(ELASTIC_KINDS);
         }
         let limit_bytes = setup.limit_bytes.unwrap_or(u64::MAX).min(setup.device_bytes);
         Generator {
             kinds,
             sizes: rng.pick(&[Sizes::Small, Sizes::Large, Sizes::Mixed, Sizes::Mixed]),
             devices: setup.devices,
+            granularity_bytes: setup.granularity_bytes,
             large_max_bytes: (limit_bytes / 2).clamp(8 * MIB, 48 * MIB),
             live: Vec::new(),
             next_buffer: 0,
@@ -211,6 +215,7 @@ impl Generator {
             profile,
             graphs: Vec::new(),
             next_graph: 0,
+            elastics: Elastics::default(),
             rng,
         }
     }
@@ -219,6 +224,9 @@ impl Generator {
         // Something to work on first: a stream of each device.
         if step < self.devices as usize {
             return self.stream(step as u32);
+        }
+        if let Some(action) = self.due() {
+            return action;
         }
         match self.rng.weighted(&self.kinds) {
             Kind::Stream => {
@@ -256,12 +264,8 @@ impl Generator {
             Kind::DropGraph => self.drop_graph(),
             Kind::ResetPeaks => Action::ResetPeaks,
             Kind::DropPool => Action::DropPool,
-            Kind::Fault => Action::Fault {
-                call: self.rng.pick(FAULTY_CALLS),
-                at: 1 + self.rng.below(4),
-                code: self.rng.pick(FAULT_CODES),
-                times: self.rng.pick(&[1, 1, 2, 5, 1000]),
-            },
+            Kind::Elastic => self.elastic(),
+            Kind::Fault => self.fault(),
             Kind::ClearFaults => Action::ClearFaults,
         }
     }
@@ -352,6 +356,9 @@ mod tests {
             Profile::Raw,
             Profile::Guard,
             Profile::Capture,
+            Profile::Elastic,
+            Profile::ElasticFaulty,
+            Profile::ElasticBackground,
         ];
         for profile in profiles {
             for seed in 0..50 {

@@ -2,6 +2,7 @@
 
 pub mod action;
 pub mod contents;
+pub mod elastic;
 pub mod generate;
 pub mod hold;
 mod honesty;

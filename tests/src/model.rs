@@ -49,6 +49,8 @@ pub struct Model {
     shadow: Shadow,
     parked: Vec<Parked>,
     held: BTreeSet<u32>,
+    /// Streams that may wait for held ones, without being held themselves, and for which.
+    behind: BTreeMap<u32, BTreeSet<u32>>,
     graphs: BTreeMap<u32, GraphRanges>,
     /// Those of graphs that are gone, with the held streams that their launches are behind.
     gone: Vec<(GraphRanges, BTreeSet<u32>)>,
@@ -87,9 +89,22 @@ impl Model {
         self.entries.values()
     }
 
-    /// Whether a stream is held.
+    /// Whether a stream is held, or may wait for one that is.
     pub fn is_held(&self, stream: u32) -> bool {
-        self.held.contains(&stream)
+        !self.holders(stream).is_empty()
+    }
+
+    /// The held streams that a stream may wait for; itself, if it is one.
+    pub fn holders(&self, stream: u32) -> BTreeSet<u32> {
+        let mut holders = self.behind.get(&stream).cloned().unwrap_or_default();
+        holders.extend(self.held.contains(&stream).then_some(stream));
+        holders
+    }
+
+    /// Later work of a stream may wait for these held ones.
+    pub fn comes_behind(&mut self, stream: u32, holders: impl IntoIterator<Item = u32>) {
+        let held = holders.into_iter().filter(|holder| self.held.contains(holder));
+        self.behind.entry(stream).or_default().extend(held);
     }
 
     /// Whether any stream is held.
@@ -108,6 +123,9 @@ impl Model {
     /// A fault of the model itself.
     pub fn release(&mut self, stream: u32) -> Result<(), String> {
         self.held.remove(&stream);
+        self.behind.values_mut().for_each(|holders| {
+            holders.remove(&stream);
+        });
         self.gone.retain_mut(|(_, behind)| {
             behind.remove(&stream);
             !behind.is_empty()

@@ -40,6 +40,8 @@ pub struct Setup {
     pub idle_lane_ms: Option<u64>,
     /// Whether each block has mappings of its own and a gap behind it.
     pub guard: bool,
+    /// Memory that elastic buffers may have on node 0 of the host, in bytes; `None` is none.
+    pub host_bytes: Option<u64>,
 }
 
 /// The time of a run, in milliseconds: it passes when the script says so.
@@ -61,6 +63,7 @@ impl Default for Setup {
             background: false,
             idle_lane_ms: None,
             guard: false,
+            host_bytes: None,
         }
     }
 }
@@ -99,6 +102,9 @@ impl Setup {
         if let Some(limit_bytes) = self.limit_bytes {
             builder = builder.limit_bytes(limit_bytes);
         }
+        if let Some(host_bytes) = self.host_bytes {
+            builder = builder.host_memory(0, host_bytes, 0);
+        }
         builder.build()
     }
 }
@@ -124,7 +130,8 @@ impl fmt::Display for Setup {
         write!(
             f,
             "setup devices={} granularity={} device={} time={} chunk={} placement={placement} \
-             soft={} limit={} low={} high={} background={} idle={} debug={}",
+             soft={} limit={} low={} high={} background={} idle={} debug={} \
+             host={}",
             self.devices,
             self.granularity_bytes,
             self.device_bytes,
@@ -137,6 +144,7 @@ impl fmt::Display for Setup {
             if self.background { "on" } else { "off" },
             Or(self.idle_lane_ms, "off"),
             if self.guard { "guard" } else { "off" },
+            Or(self.host_bytes, "none"),
         )
     }
 }
@@ -191,6 +199,7 @@ impl FromStr for Setup {
                     setup.background = choice(name, word, &[("on", true), ("off", false)])?;
                 }
                 "idle" => setup.idle_lane_ms = optional(name, word, "off")?,
+                "host" => setup.host_bytes = optional(name, word, "none")?,
                 "debug" => setup.guard = choice(name, word, &[("guard", true), ("off", false)])?,
                 other => return Err(format!("setup: no such name: \"{other}\"")),
             }
@@ -219,6 +228,7 @@ mod tests {
             background: true,
             idle_lane_ms: Some(250),
             guard: true,
+            host_bytes: Some(3 << 20),
         };
         for setup in [Setup::default(), other] {
             assert_eq!(setup.to_string().parse(), Ok(setup));

@@ -25,7 +25,7 @@ fn all(test: &str, profile: Profile, on_sim: u64, on_gpu: u64) -> Option<Outcome
 
 #[test]
 fn plain_runs() {
-    let Some(Outcome { tally, .. }) = all("plain_runs", Profile::Plain, 1500, 40) else { return };
+    let Some(Outcome { tally, .. }) = all("plain_runs", Profile::Plain, 1200, 40) else { return };
     let seen =
         [tally.served, tally.short, tally.refused, tally.checked, tally.limbo, tally.retired];
     assert!(tally.idled > 100, "hardly a lane was idle: {tally:?}");
@@ -35,7 +35,7 @@ fn plain_runs() {
 
 #[test]
 fn faulty_runs() {
-    let Some(Outcome { tally, .. }) = all("faulty_runs", Profile::Faulty, 1500, 0) else { return };
+    let Some(Outcome { tally, .. }) = all("faulty_runs", Profile::Faulty, 1200, 0) else { return };
     let seen =
         [tally.served, tally.failed, tally.checked, tally.limbo, tally.retired, tally.faults];
     assert!(seen.iter().all(|count| *count > 100), "hardly anything was tested: {tally:?}");
@@ -52,7 +52,7 @@ fn background_runs() {
 /// where the addresses of two simulated machines would meet. Half of the runs are in guard mode.
 #[test]
 fn raw_runs() {
-    for (profile, on_sim) in [(Profile::Raw, 1000), (Profile::Guard, 700)] {
+    for (profile, on_sim) in [(Profile::Raw, 800), (Profile::Guard, 500)] {
         let outcome = all("raw_runs", profile, on_sim, 20);
         let Some(Outcome { tally, .. }) = outcome else { continue };
         let seen = [tally.served, tally.short, tally.refused, tally.checked, tally.limbo];
@@ -64,7 +64,7 @@ fn raw_runs() {
 /// own stream is held here, which on a GPU holds every copy of the host.
 #[test]
 fn capture_runs() {
-    let Some(Outcome { tally, .. }) = all("capture_runs", Profile::Capture, 1500, 0) else {
+    let Some(Outcome { tally, .. }) = all("capture_runs", Profile::Capture, 1200, 0) else {
         return;
     };
     let seen = [
@@ -78,6 +78,54 @@ fn capture_runs() {
     ];
     assert!(seen.iter().all(|count| *count > 100), "hardly anything was tested: {tally:?}");
     assert_eq!((tally.failed, tally.faults), (0, 0));
+}
+
+/// Elastic buffers over two to four devices: memory comes from anywhere, moves, sleeps and wakes
+/// under kernels that use it.
+#[test]
+fn elastic_runs() {
+    let Some(Outcome { tally, .. }) = all("elastic_runs", Profile::Elastic, 300, 0) else { return };
+    let seen = [
+        tally.served,
+        tally.limbo,
+        tally.moves,
+        tally.waited,
+        tally.sleeps,
+        tally.elastic_refused,
+        tally.elastic_failed,
+        tally.elastic_checked,
+    ];
+    assert!(seen.iter().all(|count| *count > 40), "hardly anything was tested: {tally:?}");
+    assert_eq!((tally.failed, tally.faults), (0, 0));
+}
+
+#[test]
+fn elastic_faulty_runs() {
+    let outcome = all("elastic_faulty_runs", Profile::ElasticFaulty, 300, 0);
+    let Some(Outcome { tally, .. }) = outcome else { return };
+    let seen =
+        [tally.moves, tally.sleeps, tally.elastic_failed, tally.elastic_checked, tally.faults];
+    assert!(seen.iter().all(|count| *count > 100), "hardly anything was tested: {tally:?}");
+}
+
+#[test]
+fn elastic_background_runs() {
+    let outcome = all("elastic_background_runs", Profile::ElasticBackground, 30, 0);
+    let Some(Outcome { tally, .. }) = outcome else { return };
+    let seen = [tally.moves, tally.sleeps, tally.elastic_checked];
+    assert!(seen.iter().all(|count| *count > 30), "hardly anything was tested: {tally:?}");
+}
+
+/// What a failing seed says can be repeated: moves in the background do not change what a run does.
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for profile in [Profile::Elastic, Profile::ElasticFaulty] {
+        for seed in 0..12 {
+            let script = vmm_pool_tests::generate::script(profile, seed);
+            let run = || on_new_machine(DriverChoice::Sim, &script).map(Result::ok);
+            assert_eq!(run(), run(), "{profile:?}, seed {seed}");
+        }
+    }
 }
 
 #[test]

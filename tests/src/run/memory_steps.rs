@@ -101,10 +101,11 @@ impl Runner<'_> {
                 if self.pools == 1 {
                     honesty::check_largest(&self.script.setup, lane, request, facts)?;
                 }
-                if request.may_wait() {
+                if request.may_wait() && !self.any_guard() {
                     let entries = self.model.entries();
                     let setup = &self.script.setup;
-                    let kept_bytes = self.kept_for_graphs(lane.device().0);
+                    let device = lane.device().0;
+                    let kept_bytes = self.kept_for_graphs(device) + self.kept_elastic(device);
                     let asked = (self.pools, request);
                     honesty::check_shortage(setup, lane, asked, kept_bytes, entries)?;
                 }

@@ -1,5 +1,6 @@
 //! Runs a script on a pool and compares every step with the model.
 
+mod elastic_steps;
 mod graph_steps;
 mod memory_steps;
 mod outcome;
@@ -15,6 +16,7 @@ use vmm_sys::DeviceId;
 use vmm_sys::object::Stream;
 use vmm_sys::sim::FaultPlan;
 
+use elastic_steps::Elastic;
 use graph_steps::GraphSlot;
 pub use outcome::{Failure, Tally};
 
@@ -62,6 +64,7 @@ struct Runner<'a> {
     machine: &'a Machine,
     model: Model,
     buffers: BTreeMap<u32, Memory>,
+    elastics: BTreeMap<u32, Elastic>,
     streams: BTreeMap<u32, StreamSlot>,
     /// Streams that are being captured, by device.
     captured: BTreeMap<u32, Stream>,
@@ -72,6 +75,8 @@ struct Runner<'a> {
     clock: RunClock,
     /// Requests served so far.
     served: u64,
+    /// Versions of the contents of elastic buffers so far.
+    versions: u32,
     /// Faults are installed now, and were ever.
     faulty: bool,
     was_faulty: bool,
@@ -87,6 +92,7 @@ impl<'a> Runner<'a> {
             machine,
             model: Model::default(),
             buffers: BTreeMap::new(),
+            elastics: BTreeMap::new(),
             streams: BTreeMap::new(),
             captured: BTreeMap::new(),
             graphs: BTreeMap::new(),
@@ -94,6 +100,7 @@ impl<'a> Runner<'a> {
             pools: 0,
             clock: RunClock::default(),
             served: 0,
+            versions: 0,
             faulty: false,
             was_faulty: false,
             tally: Tally { runs: 1, ..Tally::default() },
@@ -150,6 +157,7 @@ impl<'a> Runner<'a> {
                 }
                 Ok(())
             }
+            Action::Elastic(action) => self.elastic(action),
             Action::DropPool => self.drop_pool(),
             Action::Fault { call, at, code, times } => {
                 if let Ok(sim) = self.machine.sim() {
@@ -251,6 +259,7 @@ impl<'a> Runner<'a> {
         self.release_all()?;
         // They would keep it open.
         self.drop_graphs()?;
+        self.drop_elastics()?;
         for slot in self.streams.values_mut() {
             slot.lane = None;
         }
@@ -261,6 +270,7 @@ impl<'a> Runner<'a> {
 
     /// The figures and the walker, after every step.
     fn compare(&mut self) -> Step {
+        self.compare_elastics()?;
         let Some(pool) = &self.pool else { return Ok(()) };
         for (device, stats) in pool.stats().devices {
             self.model.check(self.pools, device.0, &stats)?;
@@ -281,6 +291,7 @@ impl<'a> Runner<'a> {
         for slot in self.streams.values() {
             slot.stream.synchronize().map_err(|error| error.to_string())?;
         }
+        self.end_elastics()?;
         for number in self.model.numbers() {
             self.check(number)?;
             self.model.freed(number, false)?;
@@ -292,7 +303,9 @@ impl<'a> Runner<'a> {
             pool.trim(device).map_err(|error| format!("not trimmed: {error}"))?;
             self.tally.idled += pool.device_stats(device).unwrap_or_default().idle_lanes_emptied;
             let stats = pool.device_stats(device).unwrap_or_default();
-            let left = stats.held_bytes + stats.limbo_buffers + stats.retired_mappings;
+            // Links between devices that were used stay up.
+            let held_bytes = stats.held_bytes - stats.anchor_bytes;
+            let left = held_bytes + stats.limbo_buffers + stats.retired_mappings;
             // With its thread, a pool may be filling its stock again.
             if left != 0 && !self.script.setup.background {
                 return Err(format!("not given back by trim: {stats:?}"));

@@ -30,6 +30,18 @@ pub struct Tally {
     pub captures: u64,
     /// Launches of their graphs.
     pub launches: u64,
+    /// Elastic buffers whose memory moved.
+    pub moves: u64,
+    /// Of these, moves that had to wait for streams that were held.
+    pub waited: u64,
+    /// Elastic buffers that fell asleep or woke.
+    pub sleeps: u64,
+    /// Operations on elastic buffers that had to be refused, and were.
+    pub elastic_refused: u64,
+    /// Operations on elastic buffers that failed and changed nothing.
+    pub elastic_failed: u64,
+    /// Chunks of elastic buffers whose contents were compared.
+    pub elastic_checked: u64,
 }
 
 impl AddAssign for Tally {
@@ -46,6 +58,12 @@ impl AddAssign for Tally {
         self.faults += other.faults;
         self.captures += other.captures;
         self.launches += other.launches;
+        self.moves += other.moves;
+        self.waited += other.waited;
+        self.sleeps += other.sleeps;
+        self.elastic_refused += other.elastic_refused;
+        self.elastic_failed += other.elastic_failed;
+        self.elastic_checked += other.elastic_checked;
     }
 }
 

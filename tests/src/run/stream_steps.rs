@@ -1,5 +1,7 @@
 //! Steps that concern streams: holds and captures.
 
+use std::collections::BTreeSet;
+
 use vmm_sys::object::{RelaxedCapture, Stream};
 use vmm_sys::{CaptureMode, CaptureStatus, DeviceId};
 
@@ -40,17 +42,41 @@ impl Runner<'_> {
         Ok(())
     }
 
+    /// Lets a stream go, and those that it waits for.
     pub(super) fn release(&mut self, number: u32) -> Step {
-        let hold = self.streams.get_mut(&number).and_then(|slot| slot.hold.take());
-        let Some(hold) = hold else { return Ok(()) };
-        let _calm = self.calm()?;
-        hold.release().map_err(|error| format!("held work went wrong: {error}"))?;
-        self.model.release(number)
+        let mut due = BTreeSet::from([number]);
+        loop {
+            let more: BTreeSet<u32> =
+                due.iter().flat_map(|stream| self.model.holders(*stream)).collect();
+            if more.is_subset(&due) {
+                return self.release_these(due);
+            }
+            due.extend(more);
+        }
     }
 
     pub(super) fn release_all(&mut self) -> Step {
-        let numbers: Vec<u32> = self.streams.keys().copied().collect();
-        numbers.into_iter().try_for_each(|number| self.release(number))
+        self.release_these(self.streams.keys().copied().collect())
+    }
+
+    /// All go before one is waited for: they may wait for each other.
+    fn release_these(&mut self, numbers: BTreeSet<u32>) -> Step {
+        let hold = |slot: &mut StreamSlot| slot.hold.take();
+        let holds: Vec<_> = numbers
+            .into_iter()
+            .filter_map(|number| Some((number, self.streams.get_mut(&number).and_then(hold)?)))
+            .collect();
+        if holds.is_empty() {
+            return Ok(());
+        }
+        let _calm = self.calm()?;
+        holds.iter().for_each(|(_, hold)| hold.releaser().now());
+        for (number, hold) in holds {
+            hold.release().map_err(|error| format!("held work went wrong: {error}"))?;
+            self.model.release(number)?;
+            self.elastics.values_mut().for_each(|elastic| elastic.model.released(number));
+        }
+        Ok(())
     }
 
     pub(super) fn capture(&mut self, device: u32) -> Step {
