@@ -4,41 +4,41 @@ use std::time::Duration;
 
 use vmm_pool::{AheadState, ElasticBuffer, Place, Pool};
 use vmm_sys::object::Stream;
-use vmm_sys::{Access, Call, CaptureMode, DeviceId, ProbeKernel};
+use vmm_sys::{Access, Call, CaptureMode, DeviceId, GraphExecHandle, ProbeKernel};
 
 use super::{G, builder, clean, machine, sound, stats};
 use crate::machine::{DriverChoice, Machine, MachineSpec, Skip};
 
 const WORDS: u64 = G / 4;
 
-fn two_devices(choice: DriverChoice) -> Result<(Machine, Pool), Skip> {
+pub(super) fn two_devices(choice: DriverChoice) -> Result<(Machine, Pool), Skip> {
     let machine = Machine::new(choice, MachineSpec { devices: 2, ..MachineSpec::default() })?;
     let builder = builder(&machine).device(DeviceId(0)).device(DeviceId(1));
     let pool = builder.build().expect("a pool over two devices");
     Ok((machine, pool))
 }
 
-fn elastic(pool: &Pool, capacity_bytes: u64) -> ElasticBuffer {
+pub(super) fn elastic(pool: &Pool, capacity_bytes: u64) -> ElasticBuffer {
     let builder = pool.elastic(DeviceId(0)).capacity_bytes(capacity_bytes).chunk_bytes(G);
     builder.build().expect("addresses are reserved")
 }
 
 /// A kernel on `stream` that writes words which count up from `value`, under a guard.
-fn fill(buffer: &ElasticBuffer, stream: &Stream, offset: u64, value: u32) {
+pub(super) fn fill(buffer: &ElasticBuffer, stream: &Stream, offset: u64, value: u32) {
     let using = buffer.use_on(stream).expect("the stream may use it");
     let kernel = ProbeKernel::FillWords { dst: buffer.address() + offset, words: WORDS, value };
     launch(stream, &kernel);
     drop(using);
 }
 
-fn launch(stream: &Stream, kernel: &ProbeKernel) {
+pub(super) fn launch(stream: &Stream, kernel: &ProbeKernel) {
     // SAFETY: the stream is live, and the addresses are committed elastic memory under a guard.
     let launched = unsafe { stream.driver().launch(stream.device(), kernel, stream.handle()) };
     launched.expect("the kernel is launched");
 }
 
 /// Whether a chunk holds words that count up from `value`, as `device` reads them.
-fn holds(buffer: &ElasticBuffer, device: DeviceId, offset: u64, value: u32) -> bool {
+pub(super) fn holds(buffer: &ElasticBuffer, device: DeviceId, offset: u64, value: u32) -> bool {
     let mut bytes = vec![0; G as usize];
     buffer.read_by(device, offset, &mut bytes).expect("committed memory can be read");
     let words =
@@ -184,28 +184,38 @@ pub(super) fn elastic_memory_lies_on_the_host(choice: DriverChoice) -> Result<()
     Ok(())
 }
 
+/// A graph that fills a chunk with words which count up from `value`. It is launched only while
+/// memory is committed there.
+pub(super) fn capture_fill(stream: &Stream, dst: u64, value: u32) -> GraphExecHandle {
+    let (driver, device) = (stream.driver(), stream.device());
+    // SAFETY: the stream is live; the template is not used after its end.
+    unsafe {
+        driver.capture_begin(device, stream.handle(), CaptureMode::Global).expect("begins");
+        launch(stream, &ProbeKernel::FillWords { dst, words: WORDS, value });
+        let graph = driver.capture_end(device, stream.handle()).expect("ends");
+        let exec = driver.graph_instantiate(device, graph).expect("is instantiated");
+        driver.graph_destroy(device, graph).expect("the template goes");
+        exec
+    }
+}
+
+/// Launches a graph that uses the buffer.
+pub(super) fn replay(buffer: &ElasticBuffer, stream: &Stream, graph: GraphExecHandle) {
+    let _using = buffer.use_on(stream).expect("a guard covers the launch");
+    // SAFETY: the stream and the executable are live.
+    let launched = unsafe { stream.driver().graph_launch(stream.device(), graph, stream.handle()) };
+    launched.expect("launched");
+}
+
 pub(super) fn graphs_follow_elastic_memory(choice: DriverChoice) -> Result<(), Skip> {
     let machine = machine(choice)?;
     let (pool, stream) = (super::pool(&machine), machine.stream(0));
     let driver = machine.driver().clone();
     let buffer = elastic(&pool, 64 * G);
     buffer.grow_to(G).expect("it grows");
-    // SAFETY: the stream is live; the graph writes to the buffer's addresses and is launched only
-    // while memory is committed there.
-    let graph = unsafe {
-        driver.capture_begin(DeviceId(0), stream.handle(), CaptureMode::Global).expect("begins");
-        launch(&stream, &ProbeKernel::FillWords { dst: buffer.address(), words: WORDS, value: 5 });
-        let graph = driver.capture_end(DeviceId(0), stream.handle()).expect("ends");
-        let exec = driver.graph_instantiate(DeviceId(0), graph).expect("is instantiated");
-        driver.graph_destroy(DeviceId(0), graph).expect("the template goes");
-        exec
-    };
+    let graph = capture_fill(&stream, buffer.address(), 5);
     for round in 0..5 {
-        {
-            let _using = buffer.use_on(&stream).expect("a guard covers the launch");
-            // SAFETY: as above.
-            unsafe { driver.graph_launch(DeviceId(0), graph, stream.handle()) }.expect("launched");
-        }
+        replay(&buffer, &stream, graph);
         stream.synchronize().expect("no fault");
         assert!(holds(&buffer, DeviceId(0), 0, 5), "round {round}");
         buffer.decommit(0..G).expect("the memory goes");

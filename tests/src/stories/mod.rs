@@ -9,6 +9,7 @@ mod elastic;
 mod gates;
 mod limits;
 mod locks;
+mod moves;
 mod plateau;
 mod sizes;
 mod threads;
@@ -97,6 +98,14 @@ macro_rules! edge_stories {
                 elastic_memory_lies_on_the_host
                 graphs_follow_elastic_memory
                 elastic_memory_grows_ahead
+            }
+            moves {
+                a_move_keeps_the_address_and_every_byte
+                a_move_to_the_host_and_back_keeps_every_byte
+                graphs_follow_moves
+                many_moves_under_load_lose_nothing
+                a_move_beyond_a_limit_changes_nothing
+                sleep_gives_memory_back_and_waking_brings_it
             }
             drops {
                 every_order_of_dropping_leaves_nothing
