@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use vmm_sys::cuda::Cuda;
-use vmm_sys::sim::Sim;
+use vmm_sys::sim::{Sim, TimeMode};
 use vmm_sys::{DeviceAttribute, DeviceId, Driver, DriverError};
 
 /// What the user asked for.
@@ -70,6 +70,24 @@ pub fn choose(request: DriverRequest, device: DeviceId) -> Result<DriverChoice, 
     }
 }
 
+/// Finds the driver for work across devices. Where they are simulated there are `sim_devices`, and
+/// their work takes its modelled time.
+///
+/// # Errors
+/// As [`choose`].
+pub fn choose_all(request: DriverRequest, sim_devices: usize) -> Result<DriverChoice, ChoiceError> {
+    let device = DeviceId(0);
+    let sim = || Sim::builder().devices(sim_devices).time(TimeMode::Modelled).build();
+    match request {
+        DriverRequest::Sim => on_sim(sim(), device, "as asked"),
+        DriverRequest::Cuda => choose(request, device),
+        DriverRequest::Auto => match open_cuda(device)? {
+            Ok(driver) => on_gpu(driver, device, "there is a GPU; --driver sim would simulate one"),
+            Err(reason) => on_sim(sim(), device, &format!("no usable GPU: {reason}")),
+        },
+    }
+}
+
 /// The GPU's driver, or why it cannot be used. A wrong ordinal is an error, not a reason: falling
 /// back would hide a typing mistake.
 fn open_cuda(device: DeviceId) -> Result<Result<Arc<dyn Driver>, String>, ChoiceError> {
@@ -100,7 +118,10 @@ fn on_gpu(
 fn simulated(device: DeviceId, reason: &str) -> Result<DriverChoice, ChoiceError> {
     // As many devices as the request needs: they cost nothing until touched.
     let count = device.0.saturating_add(1).min(SIM_DEVICES_MAX);
-    let sim = Sim::builder().devices(count as usize).build();
+    on_sim(Sim::builder().devices(count as usize).build(), device, reason)
+}
+
+fn on_sim(sim: Arc<Sim>, device: DeviceId, reason: &str) -> Result<DriverChoice, ChoiceError> {
     let driver: Arc<dyn Driver> = sim.clone();
     check_device(&driver, device)?;
     let why = format!("driver: sim, a simulated H200 with modelled driver times ({reason})");
@@ -127,6 +148,13 @@ mod tests {
         assert_eq!(choice.driver.kind(), DriverKind::Sim);
         assert!(choice.driver.device_count().unwrap() > 3);
         assert!(choice.why.contains("modelled"), "{}", choice.why);
+    }
+
+    #[test]
+    fn across_devices_there_are_as_many_simulated_ones_as_asked() {
+        let choice = choose_all(DriverRequest::Sim, 3).unwrap();
+        assert_eq!(choice.driver.device_count().unwrap(), 3);
+        assert!(choice.sim.is_some() && choice.why.contains("as asked"), "{}", choice.why);
     }
 
     #[test]

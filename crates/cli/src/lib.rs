@@ -6,6 +6,7 @@
 //! - [`target`] holds the allocators that can be driven: the pool, and the driver's own;
 //! - [`report`] turns figures into a table or into JSON;
 //! - [`doctor`] examines the machine;
+//! - [`tour`](mod@tour) shows what the pool does across devices, with every byte checked;
 //! - [`driver_choice`] decides between the GPU and the simulated device.
 //!
 //! No policy of the pool is here: this crate drives and measures.
@@ -17,4 +18,5 @@ pub mod driver_choice;
 pub mod replay;
 pub mod report;
 pub mod target;
+pub mod tour;
 pub mod trace;

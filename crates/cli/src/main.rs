@@ -20,6 +20,7 @@ struct Cli {
 enum Command {
     Doctor(cmd::doctor::Args),
     Replay(cmd::replay::Args),
+    Tour(cmd::tour::Args),
 }
 
 fn main() -> ExitCode {
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Doctor(args) => return cmd::doctor::run(&args),
         Command::Replay(args) => cmd::replay::run(&args),
+        Command::Tour(args) => return cmd::tour::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,6 +2,7 @@
 
 pub(crate) mod doctor;
 pub(crate) mod replay;
+pub(crate) mod tour;
 
 use std::fmt::Display;
 use std::io;
