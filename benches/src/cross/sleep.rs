@@ -101,6 +101,9 @@ impl Scene<'_> {
 
     fn dropped(&self) -> Result<Parts, Cause> {
         let standing = self.wake()?;
+        // The driver clears what was written before it gives it out again.
+        gpu::fill(&self.stream, Area::of_range(&self.range), VALUE)?;
+        self.stream.synchronize()?;
         // The mappings alone keep their chunks, so the memory goes with them.
         let ((), sleep) = self.ground.timed(|| unmap_all(standing))?;
         let (standing, wake) = self.ground.timed(|| self.wake())?;

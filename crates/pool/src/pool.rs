@@ -183,20 +183,20 @@ impl Pool {
         }
     }
 
-    /// Puts every elastic buffer with this tag to sleep: see [`ElasticBuffer::sleep`]. Stops at the
+    /// Puts every elastic buffer with this tag to sleep: see [`ElasticBuffer::sleep`](crate::ElasticBuffer::sleep). Stops at the
     /// first that cannot; those before sleep, and it can be asked again.
     ///
     /// # Errors
-    /// As [`ElasticBuffer::sleep`]; [`ElasticError::UnknownTag`] if no buffer has the tag.
+    /// As [`ElasticBuffer::sleep`](crate::ElasticBuffer::sleep); [`ElasticError::UnknownTag`] if no buffer has the tag.
     pub fn sleep(&self, tag: &str, contents: Contents, patience: Duration) -> Result<Slept, Error> {
         self.of_tag(tag, |operation| operation.sleep(contents, patience))
     }
 
-    /// Wakes every elastic buffer with this tag: see [`ElasticBuffer::wake`]. Stops at the first
+    /// Wakes every elastic buffer with this tag: see [`ElasticBuffer::wake`](crate::ElasticBuffer::wake). Stops at the first
     /// that cannot; those before are awake, and it can be asked again.
     ///
     /// # Errors
-    /// As [`ElasticBuffer::wake`]; [`ElasticError::UnknownTag`] if no buffer has the tag.
+    /// As [`ElasticBuffer::wake`](crate::ElasticBuffer::wake); [`ElasticError::UnknownTag`] if no buffer has the tag.
     pub fn wake(&self, tag: &str) -> Result<Slept, Error> {
         self.of_tag(tag, |operation| operation.wake(Duration::ZERO))
     }

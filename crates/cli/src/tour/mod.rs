@@ -1,7 +1,7 @@
 //! The tour: what the pool does across devices, told as one story, on a buffer whose every byte is
 //! checked after each step.
 //!
-//! A step is a function in a file of its own: it gets the [`Stage`], which the steps before have
+//! A step is a function in a file of its own: it gets the `Stage`, which the steps before have
 //! left ready, and tells what it did, or why it was left out. The first that fails ends the story.
 
 mod access;

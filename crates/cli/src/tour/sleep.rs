@@ -37,7 +37,9 @@ fn sleep_and_wake(stage: &Stage, contents: Contents) -> Result<String, Trouble> 
     expect(slept.buffers == 1 && slept.bytes == bytes, format_args!("{bytes} bytes back"), slept)?;
     let asleep = taken(stage)?;
     let back = awake.saturating_sub(asleep);
-    expect(back >= bytes, format_args!("{bytes} bytes more free at the driver"), back)?;
+    // The driver keeps page tables of what is mapped on the host, 8 MiB for 4 GiB.
+    let least = bytes - bytes / 256;
+    expect(back >= least, format_args!("{least} bytes more free at the driver"), back)?;
     let refused = stage.buffer.use_on(&stage.first.stream);
     let refused_right = matches!(refused, Err(Error::Elastic(ElasticError::Asleep)));
     expect(refused_right, "a use of a sleeping buffer to be refused", refused)?;
