@@ -229,9 +229,8 @@ impl Sim {
         })
     }
 
-    /// Row D-P1: the one chunk, or the one legacy allocation, that is there. Whether access decides
-    /// for whom it is found, or location, is not known: here it is access, so that a caller without
-    /// any is told.
+    /// Row D-P1: the one chunk, or the one legacy allocation, that is there, for a device that has
+    /// access to it.
     pub(super) fn do_address_range(
         &self,
         device: DeviceId,
@@ -243,7 +242,8 @@ impl Sim {
                     .because(format_args!("{device} has no access at {address:#x}")))
             }
             Some((start, region)) => Ok((start, region.bytes)),
-            None => Err(no_chunk_at(address)),
+            None => Err(Refused::new(ResultCode::NOT_FOUND)
+                .because(format_args!("nothing is mapped at {address:#x}"))),
         })
     }
 

@@ -301,7 +301,7 @@ fn pointers_are_described_as_measured() {
     let read = AccessGrant { location: Location::Device(D0), access: Access::Read };
     sim.set_access(va + G, 2 * G, &[read]).unwrap();
     assert_eq!(sim.address_range(D0, va + G).unwrap(), (va + G, 2 * G));
-    assert_eq!(code(sim.address_range(D1, va)), Code::INVALID_VALUE);
+    assert_eq!(code(sim.address_range(D1, va)), Code::NOT_FOUND);
     let expected =
         PointerInfo { memory_type: 2, device: D1, context: None, legacy_ipc_capable: false };
     assert_eq!(sim.pointer_info(va + G).unwrap(), expected);
