@@ -54,7 +54,7 @@ fn on_two_devices_every_step_goes_well() {
     );
     assert!(text.contains("went to device 1"), "{text}");
     assert!(text.contains("40 streams of device 0 did their work"), "{text}");
-    assert!(text.lines().last().unwrap().contains("12 steps done, every byte checked"), "{text}");
+    assert!(text.lines().last().unwrap().contains("13 steps done, every byte checked"), "{text}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("driver: sim"));
 }
 
@@ -80,12 +80,12 @@ fn on_one_device_the_steps_that_need_two_are_left_out_by_name() {
     let output = run(&["--driver", "sim", "--devices", "1"]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
-    for step in ["access", "neighbour", "move", "move ahead"] {
+    for step in ["access", "neighbour", "borrow", "move", "move ahead"] {
         assert!(text.contains(&format!("left out  {step}: there is one device\n")), "{text}");
     }
     let last = text.lines().last().unwrap();
     assert!(last.contains("8 steps done"), "{last}");
-    assert!(last.contains("left out: access; neighbour; move; move ahead"), "{last}");
+    assert!(last.contains("left out: access; neighbour; borrow; move; move ahead"), "{last}");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn devices_that_do_not_work_together_are_as_good_as_one() {
     let sim = machine(|sim| sim.links(Link::None));
     let (well, told) = on(&sim, 2);
     assert!(well, "{told:?}");
-    assert_eq!(left_out(&told), ["access", "neighbour", "move", "move ahead"]);
+    assert_eq!(left_out(&told), ["access", "neighbour", "borrow", "move", "move ahead"]);
     let why = &of(&told, "move").text;
     assert!(why.contains("device 1 cannot use memory of device 0"), "{why}");
 }
@@ -117,10 +117,10 @@ fn a_step_that_fails_says_what_was_refused_and_ends_the_tour() {
     let (well, told) = on(&sim, 2);
     assert!(!well);
     let [.., failed, last] = told.as_slice() else { panic!("{told:?}") };
-    assert_eq!((failed.step.as_str(), failed.outcome), ("move", Outcome::Failed));
+    assert_eq!((failed.step.as_str(), failed.outcome), ("host", Outcome::Failed));
     assert!(failed.text.contains("cuMemcpyDtoDAsync"), "{}", failed.text);
     assert_eq!((last.step.as_str(), last.outcome), ("tour", Outcome::Failed));
-    assert_eq!(last.text, "6 steps done before the one that failed");
+    assert_eq!(last.text, "9 steps done before the one that failed");
     sim.check_clean().unwrap();
 }
 

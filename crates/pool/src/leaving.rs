@@ -121,6 +121,13 @@ impl Leaving {
         }
     }
 
+    /// The same as without waiting, but for a sweep that another thread makes: what it has in its hands
+    /// is not missed.
+    pub(crate) fn sweep_now(&self, keeper: &Device, depot: &Depot, turn: Turn) {
+        let _alone = self.sweep.lock();
+        self.sweep_once(keeper, depot, turn);
+    }
+
     /// Records every gate that is still to be recorded on a stream, and waits for nothing but other
     /// sweeps. Returns whether there is none left: a capture of the stream is in the way of it.
     pub(crate) fn is_done_with(&self, keeper: &Device, depot: &Depot, stream: StreamId) -> bool {

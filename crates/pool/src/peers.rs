@@ -36,6 +36,9 @@ struct State {
     pairs: BTreeMap<(DeviceId, DeviceId), Found>,
     /// The chunk behind an owner's anchors.
     chunks: BTreeMap<DeviceId, Arc<Chunk>>,
+    /// Mappings of these chunks that nobody wants, and that the driver did not let go of. The chunk
+    /// counts as an anchor until they are gone.
+    leftovers: Vec<(DeviceId, Mapping)>,
 }
 
 /// What is known of a pair.
@@ -84,8 +87,13 @@ impl Peers {
         if works() {
             return Ok(());
         }
+        self.settle_leftovers(device);
         let chunk = self.chunk(device)?;
-        let tried = try_pair(device, accessor, chunk);
+        let tried = try_pair(device, accessor, chunk).map_err(|(trouble, leftover)| {
+            let leftover = leftover.map(|mapping| (owner, mapping));
+            self.state.lock().leftovers.extend(leftover);
+            trouble
+        });
         let (found, answer) = match tried {
             Ok(anchor) => (Some(Found::Works(anchor)), Ok(())),
             Err(Trouble::Fault(cause)) => {
@@ -135,6 +143,18 @@ impl Peers {
         Ok(chunk)
     }
 
+    /// Tries again to unmap what nobody wants.
+    fn settle_leftovers(&self, device: &Device) {
+        let owner = device.plan.device;
+        let taken: Vec<(DeviceId, Mapping)> = {
+            let mut state = self.state.lock();
+            state.leftovers.extract_if(.., |(of, _)| *of == owner).collect()
+        };
+        let left = taken.into_iter().filter_map(|(_, mapping)| Some((owner, unmap(mapping)?)));
+        let left: Vec<_> = left.collect();
+        self.state.lock().leftovers.extend(left);
+    }
+
     /// Gives the chunk of an owner without anchors back.
     fn drop_unused_chunk(&self, device: &Device) {
         let owner = device.plan.device;
@@ -142,7 +162,9 @@ impl Peers {
         let chunk = {
             let mut state = self.state.lock();
             let mut pairs = state.pairs.iter();
-            if pairs.any(|((of, _), found)| *of == owner && matches!(found, Found::Works(_))) {
+            if pairs.any(|((of, _), found)| *of == owner && matches!(found, Found::Works(_)))
+                || state.leftovers.iter().any(|(of, _)| *of == owner)
+            {
                 return;
             }
             state.chunks.remove(&owner)
@@ -160,12 +182,21 @@ impl Peers {
     pub(crate) fn end(&self, places: &Places) {
         let pairs = std::mem::take(&mut self.state.lock().pairs);
         for ((owner, _), found) in pairs {
-            let (Found::Works(anchor), Some(device)) = (found, places.device(owner)) else {
-                continue;
-            };
-            unmap(device, anchor);
+            let Found::Works(anchor) = found else { continue };
+            let leftover = unmap(anchor).map(|mapping| (owner, mapping));
+            self.state.lock().leftovers.extend(leftover);
         }
-        places.devices.iter().for_each(|device| self.drop_unused_chunk(device));
+        for device in &places.devices {
+            self.settle_leftovers(device);
+            // From here on they count as what is on its way, and the chunk with them.
+            let _carrying = device.depot.carries.begin();
+            let owner = device.plan.device;
+            let mut state = self.state.lock();
+            let left: Vec<_> = state.leftovers.extract_if(.., |(of, _)| *of == owner).collect();
+            drop(state);
+            device.depot.leaving.add(left.into_iter().map(|(_, mapping)| mapping), Vec::new());
+            self.drop_unused_chunk(device);
+        }
     }
 }
 
@@ -186,21 +217,24 @@ impl From<DriverError> for Trouble {
     }
 }
 
-/// Maps the owner's chunk, lets both use it, and has the accessor read what the owner wrote.
-fn try_pair(device: &Device, accessor: DeviceId, chunk: Arc<Chunk>) -> Result<Mapping, Trouble> {
+/// Maps the owner's chunk, lets both use it, and has the accessor read what the owner wrote. A failure may
+/// leave a mapping.
+fn try_pair(
+    device: &Device,
+    accessor: DeviceId,
+    chunk: Arc<Chunk>,
+) -> Result<Mapping, (Trouble, Option<Mapping>)> {
     let (driver, owner, turn) = (&device.driver, device.plan.device, Turn::Requester);
     let span = tracing::debug_span!("vmm_pool.peer", owner = owner.0, accessor = accessor.0);
     let _entered = span.enter();
     let bytes = chunk.bytes();
-    let range = turn.with(|| Range::reserve(driver, bytes, bytes, 0)).map_err(Trouble::Error)?;
-    let mapping = turn.with(|| Mapping::map(&range, 0, chunk)).map_err(Trouble::Error)?;
+    let error = |error| (Trouble::Error(error), None);
+    let range = turn.with(|| Range::reserve(driver, bytes, bytes, 0)).map_err(error)?;
+    let mapping = turn.with(|| Mapping::map(&range, 0, chunk)).map_err(error)?;
     let checked = check(device, accessor, &range, &mapping);
     match checked {
         Ok(()) => Ok(mapping),
-        Err(trouble) => {
-            unmap(device, mapping);
-            Err(trouble)
-        }
+        Err(trouble) => Err((trouble, unmap(mapping))),
     }
 }
 
@@ -230,10 +264,9 @@ fn check(
     }
 }
 
-/// Takes an anchor away. Its chunk stays with [`Peers`].
-fn unmap(device: &Device, mapping: Mapping) {
-    if let Err((mapping, error)) = Turn::Requester.with(|| mapping.unmap()) {
-        tracing::warn!(%error, "an anchor could not be unmapped; tried again later");
-        device.depot.leaving.add(std::iter::once(mapping), Vec::new());
-    }
+/// Takes an anchor away; its chunk stays with [`Peers`]. Gives it, if the driver refuses.
+fn unmap(mapping: Mapping) -> Option<Mapping> {
+    let (mapping, error) = Turn::Requester.with(|| mapping.unmap()).err()?;
+    tracing::warn!(%error, "an anchor could not be unmapped; tried again later");
+    Some(mapping)
 }

@@ -178,6 +178,11 @@ impl Site<'_> {
         self.depot.leaving.sweep(self.keeper, self.depot, wait, turn);
     }
 
+    /// What has passed comes to the shelf, other threads' sweeps included.
+    pub(crate) fn sweep_now(&self, turn: Turn) {
+        self.depot.leaving.sweep_now(self.keeper, self.depot, turn);
+    }
+
     /// Something is on its way to the shelf: the background thread sees to it, or who is here.
     pub(crate) fn tidy(&self, turn: Turn) {
         if self.depot.leaving.is_empty() {

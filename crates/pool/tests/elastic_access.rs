@@ -296,3 +296,26 @@ fn an_anchor_makes_later_grants_cheap() {
     assert_eq!(machine.stats(0).anchor_bytes, G, "kept as long as the pool");
     machine.end();
 }
+
+/// What the driver does not let go of after a trial keeps its chunk, and both are counted once.
+#[test]
+fn a_trial_that_cannot_be_taken_back_is_counted_once_and_tried_again() {
+    for end_at_once in [false, true] {
+        let machine = machine(2, |sim| sim, |pool| pool);
+        let buffer = machine.buffer(0, 4 * G);
+        buffer.grow_to(G).unwrap();
+        let refuse = |call| FaultPlan::fail(ResultCode::UNKNOWN).on(call).once();
+        machine.sim.inject(refuse(Call::MemSetAccess).at(2));
+        machine.sim.inject(refuse(Call::MemUnmap));
+        let error = buffer.grant(PEER, Access::Read).unwrap_err();
+        assert!(matches!(error, Error::Elastic(ElasticError::NoPeer { .. })), "{error}");
+        let stats = machine.stats(0);
+        assert_eq!((stats.anchor_bytes, stats.limbo_bytes), (G, 0));
+        if !end_at_once {
+            buffer.grant(PEER, Access::Read).unwrap();
+            assert_eq!(machine.stats(0).anchor_bytes, G);
+        }
+        drop(buffer);
+        machine.end();
+    }
+}

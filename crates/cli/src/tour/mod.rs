@@ -5,6 +5,7 @@
 //! left ready, and tells what it did, or why it was left out. The first that fails ends the story.
 
 mod access;
+mod borrow;
 mod build;
 mod bytes;
 mod end;
@@ -57,6 +58,7 @@ const STEPS: &[(&str, Step)] = &[
     ("graph", graph::capture),
     ("access", access::grant),
     ("neighbour", neighbour::commit),
+    ("borrow", borrow::and_give_back),
     ("move", migrate::there_and_back),
     ("move ahead", others::while_others_work),
     ("host", host::there_and_back),

@@ -1,5 +1,4 @@
-//! Memory of the neighbour behind addresses of the buffer. Borrowing, where the pool itself chooses
-//! the lender, comes here beside the explicit form.
+//! Memory of the neighbour behind addresses of the buffer, by name.
 
 use vmm_pool::Place;
 

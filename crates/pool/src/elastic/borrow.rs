@@ -17,7 +17,6 @@ use super::growth::Lenders;
 use crate::carries::Carrying;
 use crate::depot::Shortage;
 use crate::error::Error;
-use crate::lane::Wait;
 use crate::lending::Loan;
 use crate::place::Place;
 use crate::places::Site;
@@ -194,7 +193,7 @@ impl Operation<'_> {
         if !is_shortage(&shortage) || site.depot.leaving.is_empty() {
             return Err(shortage);
         }
-        site.sweep(Wait::No, turn);
+        site.sweep_now(turn);
         self.take(site, turn)
     }
 

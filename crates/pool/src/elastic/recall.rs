@@ -98,10 +98,13 @@ impl Operation<'_> {
         }
     }
 
-    /// How many chunks a place has ready, as far as can be said.
+    /// How many chunks a place has ready, as far as can be said; with what can come to its shelf now.
     pub(super) fn ready_slots(&self, place: Place) -> usize {
         let body = self.0;
         let Ok(site) = body.places.site(place) else { return 0 };
+        if !site.depot.leaving.is_empty() {
+            site.sweep_now(Turn::Requester);
+        }
         let bytes = site.ready_bytes(&body.props(place), body.shape.chunk_bytes);
         usize::try_from(bytes / body.shape.chunk_bytes).unwrap_or(usize::MAX)
     }
