@@ -85,7 +85,7 @@ fn every_side_across_gpus_makes_the_calls_that_it_says() {
     assert_eq!(calls("move", "2 MiB", "by the chunk"), copies(2));
     let exchange = "cuMemMap 2, cuMemUnmap 2, cuMemSetAccess 2";
     assert_eq!(calls("move", "2 MiB", "exchanging"), exchange);
-    assert!(calls("move", "2 MiB", "is held").contains("cuStreamWaitValue32 1"));
+    assert!(calls("move", "2 MiB", "swap: the stream is held").contains("cuStreamWaitValue32 1"));
     assert_eq!(calls("move", "chunks of 4 MiB", "unmapping"), "cuMemUnmap 1");
     for chunk in ["chunk of 2 MiB", "chunk of 32 MiB"] {
         for side in ["no anchor", "anchored", "pool"] {
@@ -96,9 +96,9 @@ fn every_side_across_gpus_makes_the_calls_that_it_says() {
         assert!(calls("bandwidth", "reads", side).starts_with("cuLaunchKernel 8"));
         assert!(calls("bandwidth", "writes", side).starts_with("cuLaunchKernel 8"));
     }
-    assert_eq!(calls("sleep", "dropped", "sleep"), "cuMemRelease 2, cuMemUnmap 2");
+    assert_eq!(calls("sleep", "dropped", "bare: sleep"), "cuMemRelease 2, cuMemUnmap 2");
     let wake = "cuMemCreate 2, cuMemMap 2, cuMemSetAccess 2";
-    assert_eq!(calls("sleep", "dropped", "wake"), wake);
+    assert_eq!(calls("sleep", "dropped", "bare: wake"), wake);
     assert_eq!(calls("sleep", "host", "copying in"), copies(2));
 }
 

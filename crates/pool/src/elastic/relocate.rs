@@ -226,7 +226,14 @@ impl Operation<'_> {
                 }
             }
         }
-        let done = copy(legs, copier).and_then(|()| {
+        let copied = copy(legs, copier);
+        if copied.is_err()
+            && let Err(error) = copier.stream.synchronize()
+        {
+            // Nobody is held yet. A copy may be under way behind which no event was recorded.
+            tracing::warn!(%error, "the end of a move's copies is not known");
+        }
+        let done = copied.and_then(|()| {
             if let Some(held) = tools.held.take() {
                 closed.hold(held, &body.places.latches);
             }

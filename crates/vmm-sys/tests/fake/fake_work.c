@@ -141,7 +141,7 @@ CUresult cuEventSynchronize(CUevent event) { NOTE(" of %d", event->device); retu
 // ---- kernels and host functions ----
 typedef struct { unsigned long long magic; } Module;
 static Module module = {0x5eed};
-static const char *kernels[] = {"fill_words", "copy_words", "check_words", "spin"};
+static const char *kernels[] = {"fill_words", "copy_words", "check_words", "spin", "copy_quads"};
 CUresult cuModuleLoadData(Module **out, const char *image) {
   NOTE(" %s, capture mode %u", strstr(image, ".version") ? "ptx" : "?", capture_mode);
   *out = &module;
@@ -149,7 +149,7 @@ CUresult cuModuleLoadData(Module **out, const char *image) {
 }
 CUresult cuModuleGetFunction(const char **function, Module *from, const char *name) {
   NOTE(" %s", name);
-  for (int i = 0; i < 4; i++) if (!strcmp(name, kernels[i])) {
+  for (int i = 0; i < 5; i++) if (!strcmp(name, kernels[i])) {
     *function = kernels[i];
     return from->magic == 0x5eed ? 0 : 400;
   }
@@ -166,6 +166,7 @@ CUresult cuLaunchKernel(const char *function, unsigned gx, unsigned gy, unsigned
   if (!strcmp(function, "fill_words"))
     for (uint64_t i = 0; i < U64(1); i++) ((uint32_t *)U64(0))[i] = U32(2) + (uint32_t)i;
   if (!strcmp(function, "copy_words")) memcpy((void *)U64(0), (void *)U64(1), 4 * U64(2));
+  if (!strcmp(function, "copy_quads")) memcpy((void *)U64(0), (void *)U64(1), 16 * U64(2));
   if (!strcmp(function, "check_words"))
     for (uint64_t i = 0; i < U64(1); i++)
       *(uint32_t *)U64(3) += ((uint32_t *)U64(0))[i] != U32(2) + (uint32_t)i;
