@@ -189,16 +189,24 @@ impl Depot {
         self.release_old_stock(u64::MAX, keep_bytes, turn)
     }
 
+    /// Unmaps what nobody uses, and gives its chunk. What the driver refuses is tried again later, and
+    /// gives nothing.
+    pub(crate) fn unmap(&self, mapping: Mapping, turn: Turn) -> Option<Arc<Chunk>> {
+        let (mapping, error) = match turn.with(|| mapping.unmap()) {
+            Ok(chunk) => return Some(chunk),
+            Err(refused) => refused,
+        };
+        tracing::warn!(%error, "a mapping could not be unmapped; tried again later");
+        self.leaving.add(std::iter::once(mapping), Vec::new());
+        None
+    }
+
     /// Puts what stands ready for contents on the shelf.
     fn clear_landing(&self, turn: Turn) {
         let _carrying = self.carries.begin();
         while let Some(Spare { mapping, .. }) = self.landing.take_any() {
-            match turn.with(|| mapping.unmap()) {
-                Ok(chunk) => self.settle(chunk, turn),
-                Err((mapping, error)) => {
-                    tracing::warn!(%error, "a chunk could not be unmapped; tried again later");
-                    self.leaving.add(std::iter::once(mapping), Vec::new());
-                }
+            if let Some(chunk) = self.unmap(mapping, turn) {
+                self.settle(chunk, turn);
             }
         }
     }

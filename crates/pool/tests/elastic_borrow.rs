@@ -5,23 +5,13 @@ mod common;
 
 use std::time::Duration;
 
-use common::elastic::{G, Machine, hold, machine};
-use vmm_pool::{Contents, ElasticBuffer, ElasticError, Error, Growth, Move, Place, PoolBuilder};
-use vmm_sys::sim::{FaultPlan, Link, SimBuilder};
+use common::elastic::{G, Machine, four, hold, machine, on};
+use vmm_pool::{Contents, ElasticBuffer, ElasticError, Error, Growth, Move, Place};
+use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Access, Call, DeviceId, ResultCode};
 
 const HOME: DeviceId = DeviceId(0);
 const HOST: Place = Place::HostNuma(0);
-
-fn on(device: u32) -> Place {
-    Place::Device(DeviceId(device))
-}
-
-/// Four devices of which the home has little memory, and reaches device 1 slowest.
-fn four(settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Machine {
-    let far = |sim: SimBuilder| sim.device_bytes_of(0, 4 * G).link(0, 1, Link::Pcie);
-    machine(4, far, settings)
-}
 
 /// Two devices; the home has room for four chunks, the neighbour lends six.
 fn two() -> Machine {

@@ -6,8 +6,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::elastic::{G, Machine, machine};
-use vmm_pool::{Contents, ElasticBuffer, MigrationState, Place, Pool};
+use common::elastic::{G, Machine, check_bytes, with_host, written};
+use vmm_pool::{Contents, MigrationState, Place, Pool};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, CaptureMode, DeviceId, ResultCode};
@@ -16,33 +16,6 @@ const LONG: Duration = Duration::from_secs(20);
 const HOME: DeviceId = DeviceId(0);
 const AWAY: DeviceId = DeviceId(1);
 const HOST: Place = Place::HostNuma(0);
-
-fn two() -> Machine {
-    machine(2, |sim| sim, |pool| pool.host_memory(0, 64 * G, 0))
-}
-
-/// A buffer at home with `chunks` chunks, each full of bytes of its own.
-fn written(machine: &Machine, chunks: u64) -> ElasticBuffer {
-    let buffer = machine.buffer(0, 64 * G);
-    buffer.grow_to(chunks * G).unwrap();
-    for chunk in 0..chunks {
-        buffer.write(chunk * G, &pattern(chunk)).unwrap();
-    }
-    buffer
-}
-
-/// All of a chunk.
-fn pattern(chunk: u64) -> Vec<u8> {
-    (0..G).map(|at| (at ^ (at >> 8) ^ (chunk * 37)) as u8).collect()
-}
-
-fn check_bytes(buffer: &ElasticBuffer, chunks: u64) {
-    let mut found = vec![0; G as usize];
-    for chunk in 0..chunks {
-        buffer.read(chunk * G, &mut found).unwrap();
-        assert!(found == pattern(chunk), "chunk {chunk} holds other bytes");
-    }
-}
 
 /// Addresses of a move that the driver refuses to unmap keep their chunk; it is counted once, and
 /// comes back when they are gone.
@@ -54,7 +27,7 @@ fn addresses_of_a_move_that_cannot_be_unmapped_stay_with_their_chunk() {
     };
     for (at, times) in [(1, 1), (2, 1), (3, 1), (3, 2), (3, 20), (4, 1), (2, 20)] {
         for end in 0..6 {
-            let machine = two();
+            let machine = with_host();
             let buffer = written(&machine, 2);
             buffer.migrate(AWAY).unwrap();
             buffer.migrate(HOME).unwrap();
@@ -100,7 +73,7 @@ fn addresses_of_a_move_that_cannot_be_unmapped_stay_with_their_chunk() {
 /// What moves have used goes with the pool: streams, events, the word that held streams.
 #[test]
 fn the_end_of_a_pool_that_has_moved_something_harms_no_capture() {
-    let Machine { sim, driver, pool } = two();
+    let Machine { sim, driver, pool } = with_host();
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
         let stream = Stream::create(&driver, HOME).unwrap();
         // SAFETY: a live stream.
@@ -123,7 +96,7 @@ fn the_end_of_a_pool_that_has_moved_something_harms_no_capture() {
 /// The thread that moves keeps nothing of a buffer once it has said that the move is over.
 #[test]
 fn a_buffer_that_is_dropped_after_its_move_is_gone_at_once() {
-    let machine = two();
+    let machine = with_host();
     for round in 0..300 {
         let buffer = machine.buffer(0, 4 * G);
         buffer.grow_to(G).unwrap();

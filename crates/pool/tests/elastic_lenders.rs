@@ -3,24 +3,12 @@
 
 mod common;
 
-use common::elastic::{G, Machine, machine};
-use vmm_pool::{
-    ElasticBuffer, ElasticError, Error, Growth, LenderAnswer, Place, Pool, PoolBuilder, Refusal,
-};
+use common::elastic::{G, four, machine, on};
+use vmm_pool::{ElasticBuffer, ElasticError, Error, Growth, LenderAnswer, Place, Pool, Refusal};
 use vmm_sys::DeviceId;
 use vmm_sys::sim::{Link, SimBuilder};
 
 const HOST: Place = Place::HostNuma(0);
-
-fn on(device: u32) -> Place {
-    Place::Device(DeviceId(device))
-}
-
-/// Four devices of which the home has little memory, and reaches device 1 slowest.
-fn four(settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Machine {
-    let far = |sim: SimBuilder| sim.device_bytes_of(0, 4 * G).link(0, 1, Link::Pcie);
-    machine(4, far, settings)
-}
 
 fn nobody_lends(error: Error) -> (u64, Error, Vec<LenderAnswer>) {
     assert!(error.is_out_of_memory(), "{error}");

@@ -7,7 +7,7 @@ mod common;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::elastic::{G, Machine, hold, machine};
+use common::elastic::{G, Machine, check_bytes, hold, machine, with_host, written};
 use vmm_pool::{Cause, ElasticBuffer, ElasticError, Error, MigrationState, Move, Phase, Place};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::FaultPlan;
@@ -17,33 +17,6 @@ const LONG: Duration = Duration::from_secs(20);
 const HOME: DeviceId = DeviceId(0);
 const AWAY: DeviceId = DeviceId(1);
 const HOST: Place = Place::HostNuma(0);
-
-fn two() -> Machine {
-    machine(2, |sim| sim, |pool| pool.host_memory(0, 64 * G, 0))
-}
-
-/// A buffer at home with `chunks` chunks, each full of bytes of its own.
-fn written(machine: &Machine, chunks: u64) -> ElasticBuffer {
-    let buffer = machine.buffer(0, 64 * G);
-    buffer.grow_to(chunks * G).unwrap();
-    for chunk in 0..chunks {
-        buffer.write(chunk * G, &pattern(chunk)).unwrap();
-    }
-    buffer
-}
-
-/// All of a chunk.
-fn pattern(chunk: u64) -> Vec<u8> {
-    (0..G).map(|at| (at ^ (at >> 8) ^ (chunk * 37)) as u8).collect()
-}
-
-fn check_bytes(buffer: &ElasticBuffer, chunks: u64) {
-    let mut found = vec![0; G as usize];
-    for chunk in 0..chunks {
-        buffer.read(chunk * G, &mut found).unwrap();
-        assert!(found == pattern(chunk), "chunk {chunk} holds other bytes");
-    }
-}
 
 fn places(buffer: &ElasticBuffer) -> Vec<Place> {
     buffer.pieces().iter().map(|piece| piece.place).collect()
@@ -63,7 +36,7 @@ fn word(buffer: &ElasticBuffer, offset: u64) -> u32 {
 
 #[test]
 fn a_buffer_moves_to_a_neighbour_to_the_host_and_back_under_its_address() {
-    let machine = two();
+    let machine = with_host();
     let buffer = written(&machine, 3);
     let address = buffer.address();
     for (to, place) in
@@ -93,7 +66,7 @@ fn a_buffer_moves_to_a_neighbour_to_the_host_and_back_under_its_address() {
 
 #[test]
 fn graphs_captured_before_a_move_go_on_working_after_it() {
-    let machine = two();
+    let machine = with_host();
     let stream = machine.stream(0);
     let buffer = written(&machine, 2);
     let driver = &machine.driver;
@@ -124,7 +97,7 @@ fn graphs_captured_before_a_move_go_on_working_after_it() {
 
 #[test]
 fn a_device_that_gets_all_becomes_the_home_and_nobody_loses_access() {
-    let machine = two();
+    let machine = with_host();
     let buffer = written(&machine, 2);
     assert_eq!(buffer.access(AWAY), Access::None);
     buffer.migrate(Move::to(AWAY).range(0..G)).unwrap();
@@ -169,7 +142,7 @@ fn a_new_home_lets_those_use_the_buffer_whom_its_policy_names() {
 #[test]
 fn a_move_that_fails_at_any_call_leaves_everything_as_it_was() {
     for (to, back) in [(Place::from(AWAY), Place::from(HOME)), (HOST, HOME.into())] {
-        let machine = two();
+        let machine = with_host();
         let stream = machine.stream(0);
         let buffer = written(&machine, 2);
         // The pair, the copier and the latch are there; pieces lie in two places.
@@ -214,7 +187,7 @@ fn a_move_that_has_no_memory_leaves_everything_as_it_was() {
 fn memory_that_cannot_be_brought_back_keeps_its_contents_until_it_can() {
     for call in [Call::MemMap, Call::MemSetAccess, Call::MemUnmap] {
         for (first, times) in [(3, 20), (4, 20), (3, 2), (4, 3), (5, 20), (6, 2)] {
-            let machine = two();
+            let machine = with_host();
             let stream = machine.stream(0);
             let buffer = written(&machine, 3);
             buffer.migrate(AWAY).unwrap();
@@ -247,7 +220,7 @@ fn memory_that_cannot_be_brought_back_keeps_its_contents_until_it_can() {
 
 #[test]
 fn work_that_was_enqueued_before_is_waited_for_and_is_not_lost() {
-    let machine = two();
+    let machine = with_host();
     let buffer = written(&machine, 2);
     let streams = [machine.stream(0), machine.stream(0), machine.stream(0)];
     let held: Vec<_> = streams.iter().map(|stream| hold(&machine, stream)).collect();
@@ -273,7 +246,7 @@ fn work_that_was_enqueued_before_is_waited_for_and_is_not_lost() {
 
 #[test]
 fn a_use_that_begins_during_a_move_is_held_on_its_stream_and_no_thread_waits() {
-    let machine = two();
+    let machine = with_host();
     let buffer = written(&machine, 2);
     let (early, late) = (machine.stream(0), machine.stream(0));
     let held = hold(&machine, &early);
@@ -309,7 +282,7 @@ fn a_use_that_begins_during_a_move_is_held_on_its_stream_and_no_thread_waits() {
 
 #[test]
 fn a_guard_that_is_alive_is_waited_for_as_long_as_patience_lasts() {
-    let machine = two();
+    let machine = with_host();
     let stream = machine.stream(0);
     let buffer = written(&machine, 1);
     let using = buffer.use_on(&stream).unwrap();
@@ -338,7 +311,7 @@ fn a_guard_that_is_alive_is_waited_for_as_long_as_patience_lasts() {
 
 #[test]
 fn other_threads_wait_outside_while_a_move_waits_for_guards() {
-    let machine = two();
+    let machine = with_host();
     let stream = machine.stream(0);
     let buffer = written(&machine, 1);
     let using = buffer.use_on(&stream).unwrap();
@@ -363,7 +336,7 @@ fn other_threads_wait_outside_while_a_move_waits_for_guards() {
 
 #[test]
 fn a_capture_in_the_way_of_a_move_refuses_it() {
-    let machine = two();
+    let machine = with_host();
     let stream = machine.stream(0);
     let buffer = written(&machine, 1);
     let before = machine.picture(&buffer);
@@ -385,7 +358,7 @@ fn a_capture_in_the_way_of_a_move_refuses_it() {
 
 #[test]
 fn hooks_hear_of_a_move_while_uses_may_still_begin() {
-    let machine = two();
+    let machine = with_host();
     let buffer = std::sync::Arc::new(written(&machine, 2));
     let heard = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let (log, asked) = (heard.clone(), std::sync::Arc::downgrade(&buffer));
@@ -412,7 +385,7 @@ fn hooks_hear_of_a_move_while_uses_may_still_begin() {
 
 #[test]
 fn moves_that_nobody_has_begun_end_with_the_pool() {
-    let Machine { sim, driver, pool } = two();
+    let Machine { sim, driver, pool } = with_host();
     let builder = pool.elastic(HOME).capacity_bytes(4 * G).chunk_bytes(G);
     let (busy, waiting) = (builder.clone().build().unwrap(), builder.build().unwrap());
     busy.grow_to(G).unwrap();
@@ -436,7 +409,7 @@ fn moves_that_nobody_has_begun_end_with_the_pool() {
 
 #[test]
 fn impossible_moves_are_refused_before_any_call() {
-    let machine = two();
+    let machine = with_host();
     let buffer = written(&machine, 1);
     let calls = machine.driver.ledger().snapshot();
     let error = buffer.migrate(DeviceId(7)).unwrap_err();

@@ -311,12 +311,8 @@ impl<'a> Operation<'a> {
                 site.depot.leaving.add(std::iter::once(mapping), gates);
                 continue;
             }
-            match turn.with(|| mapping.unmap()) {
-                Ok(chunk) => give_back(&site, chunk, &origin, turn),
-                Err((mapping, error)) => {
-                    tracing::warn!(%error, "a mapping could not be unmapped; tried again later");
-                    site.depot.leaving.add(std::iter::once(mapping), Vec::new());
-                }
+            if let Some(chunk) = site.depot.unmap(mapping, turn) {
+                give_back(&site, chunk, &origin, turn);
             }
         }
     }

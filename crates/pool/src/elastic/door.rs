@@ -22,7 +22,7 @@ use super::error::ElasticError;
 use super::uses::{State, Uses};
 use crate::error::Error;
 use crate::lane::Gate;
-use crate::sync::MutexGuard;
+use crate::sync::{Mutex, MutexGuard};
 
 /// Who may begin a use now.
 #[derive(Clone, Debug, Default)]
@@ -54,7 +54,7 @@ impl Held {
 
 /// Latches that are not in use: one is needed for each move under way.
 #[derive(Debug, Default)]
-pub(crate) struct Latches(crate::sync::Mutex<Vec<Held>>);
+pub(crate) struct Latches(Mutex<Vec<Held>>);
 
 impl Latches {
     /// A latch that nobody has closed yet.

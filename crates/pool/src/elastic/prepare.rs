@@ -65,7 +65,7 @@ impl Operation<'_> {
             self.0.state().expect(to, bytes, false);
             site.depot.elastic_grew(bytes);
             let (origin, shadow, stage) = (Origin::Landing, spare.mapping, Stage::Untouched);
-            return Ok(Leg { slot, from: to, to, origin, loan: None, shadow, stage });
+            return Ok(Leg { slot, to, origin, loan: None, shadow, stage });
         }
         let (chunk, origin, loan) = self.supply_for(&site, is_loan, terms, short)?;
         let kept = chunk.clone();
@@ -87,7 +87,7 @@ impl Operation<'_> {
         }
         self.0.state().expect(to, bytes, is_loan);
         site.depot.elastic_grew(bytes);
-        Ok(Leg { slot, from: to, to, origin, loan, shadow, stage: Stage::Untouched })
+        Ok(Leg { slot, to, origin, loan, shadow, stage: Stage::Untouched })
     }
 
     /// A chunk for a move, by the effort that its place is worth.

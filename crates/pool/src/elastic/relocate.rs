@@ -36,7 +36,6 @@ const KERNEL_BYTES_MAX: u64 = 64 << 20;
 /// One chunk on its way to another place.
 pub(super) struct Leg {
     pub(super) slot: u32,
-    pub(super) from: Place,
     pub(super) to: Place,
     pub(super) origin: Origin,
     /// The booking of a lender's memory.
@@ -221,7 +220,6 @@ impl Operation<'_> {
             let mut state = body.state();
             for leg in &mut *legs {
                 if let Some(mapping) = state.pieces.get_mut(&leg.slot).and_then(Standing::take) {
-                    leg.from = Place::of(mapping.chunk().props());
                     leg.stage = Stage::Old(mapping);
                 }
             }
@@ -339,16 +337,16 @@ impl Operation<'_> {
                 state.rests_until_ms = rests_until_ms;
             }
             let mut standing = body.standing(home, mapping, generation, loan);
-            let (shadow, aliases) = (Some(shadow), Vec::new());
-            let mut remains = Remains { slot, to, shadow, old, spare: None, aliases };
-            if to.device().is_none() {
-                let kept = remains.shadow.take();
-                standing.spare = kept.map(|mapping| Spare { mapping, grants: grants.clone() });
-            }
-            if let Some(before) = state.pieces.insert(slot, standing) {
-                (remains.spare, remains.aliases) = (before.spare, before.aliases);
-            }
-            left.push(remains);
+            let shadow = match to {
+                Place::Device(_) => Some(shadow),
+                Place::HostNuma(_) => {
+                    standing.spare = Some(Spare { mapping: shadow, grants: grants.clone() });
+                    None
+                }
+            };
+            let before = state.pieces.insert(slot, standing);
+            let (spare, aliases) = before.map(|it| (it.spare, it.aliases)).unwrap_or_default();
+            left.push(Remains { slot, to, shadow, old, spare, aliases });
         }
         state.counts.moved_bytes += bytes;
         publish(&mut state);
@@ -389,17 +387,17 @@ impl Operation<'_> {
 /// host's, and for long chunks the few swaps matter less than the engines' small lead
 /// (docs/DRIVER.md).
 fn copy(legs: &[Leg], copier: &Copier) -> Result<(), Error> {
+    let is_on_device = |mapping: &Mapping| Place::of(mapping.chunk().props()).device().is_some();
     for (leg, copied) in legs.iter().zip(&copier.events) {
-        let by_kernel = copier.has_kernels
-            && leg.shadow.bytes() <= KERNEL_BYTES_MAX
-            && leg.from.device().is_some()
-            && leg.to.device().is_some();
-        match &leg.stage {
-            Stage::Old(old) if by_kernel => {
-                leg.shadow.copy_from_by_kernel(old, &copier.stream)?;
+        if let Stage::Old(old) = &leg.stage {
+            let by_kernel = copier.has_kernels
+                && old.bytes() <= KERNEL_BYTES_MAX
+                && is_on_device(old)
+                && is_on_device(&leg.shadow);
+            match by_kernel {
+                true => leg.shadow.copy_from_by_kernel(old, &copier.stream)?,
+                false => leg.shadow.copy_from(old, &copier.stream)?,
             }
-            Stage::Old(old) => leg.shadow.copy_from(old, &copier.stream)?,
-            _ => {}
         }
         copied.record(&copier.stream)?;
     }

@@ -206,26 +206,18 @@ impl Operation<'_> {
         let Ok(site) = self.0.places.site(standing.place) else { return };
         site.depot.elastic_shrank(self.0.shape.chunk_bytes);
         for other in standing.take_others() {
-            if let Err((mapping, error)) = turn.with(|| other.unmap()) {
-                tracing::warn!(%error, "memory could not be unmapped; tried again later");
-                site.depot.leaving.add(std::iter::once(mapping), Vec::new());
-            }
+            drop(site.depot.unmap(other, turn));
         }
         let chunk = match standing.backing {
             Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
-                match turn.with(|| mapping.unmap()) {
-                    Ok(chunk) => chunk,
-                    Err((mapping, error)) => {
-                        tracing::warn!(%error, "memory could not be unmapped; tried again later");
-                        site.depot.leaving.add(std::iter::once(mapping), Vec::new());
-                        return;
-                    }
-                }
+                site.depot.unmap(mapping, turn)
             }
-            Backing::Stuck(Stuck::Unmapped(chunk)) => chunk,
-            Backing::InHand => return,
+            Backing::Stuck(Stuck::Unmapped(chunk)) => Some(chunk),
+            Backing::InHand => None,
         };
-        give_back(&site, chunk, &Origin::Made, turn);
+        if let Some(chunk) = chunk {
+            give_back(&site, chunk, &Origin::Made, turn);
+        }
     }
 
     /// Wakes the buffer. `None` if it was awake. After an error it sleeps on as it did.

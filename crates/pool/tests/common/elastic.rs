@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vmm_pool::{DeviceStats, ElasticBuffer, Growth, Piece, Place, Pool, PoolBuilder};
 use vmm_sys::object::Stream;
-use vmm_sys::sim::{FaultPlan, HoldId, Sim, SimBuilder};
+use vmm_sys::sim::{FaultPlan, HoldId, Link, Sim, SimBuilder};
 use vmm_sys::{Access, DeviceId, Driver, Location, ResultCode};
 
 pub(crate) const G: u64 = 2 << 20;
@@ -149,6 +149,45 @@ pub(crate) fn check(buffer: &ElasticBuffer, chunks: std::ops::Range<u64>) {
 pub(crate) fn count(buffer: &ElasticBuffer, place: impl Into<Place>) -> usize {
     let place = place.into();
     buffer.pieces().iter().filter(|piece| piece.place == place).count()
+}
+
+/// Two devices, and a node of the host.
+pub(crate) fn with_host() -> Machine {
+    machine(2, |sim| sim, |pool| pool.host_memory(0, 64 * G, 0))
+}
+
+/// A buffer at home with `chunks` chunks, each full of bytes of its own.
+pub(crate) fn written(machine: &Machine, chunks: u64) -> ElasticBuffer {
+    let buffer = machine.buffer(0, 64 * G);
+    buffer.grow_to(chunks * G).unwrap();
+    for chunk in 0..chunks {
+        buffer.write(chunk * G, &pattern(chunk)).unwrap();
+    }
+    buffer
+}
+
+/// All of a chunk.
+fn pattern(chunk: u64) -> Vec<u8> {
+    (0..G).map(|at| (at ^ (at >> 8) ^ (chunk * 37)) as u8).collect()
+}
+
+/// Each chunk is full of its own bytes.
+pub(crate) fn check_bytes(buffer: &ElasticBuffer, chunks: u64) {
+    let mut found = vec![0; G as usize];
+    for chunk in 0..chunks {
+        buffer.read(chunk * G, &mut found).unwrap();
+        assert!(found == pattern(chunk), "chunk {chunk} holds other bytes");
+    }
+}
+
+/// Four devices of which the home has little memory, and reaches device 1 slowest.
+pub(crate) fn four(settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Machine {
+    let far = |sim: SimBuilder| sim.device_bytes_of(0, 4 * G).link(0, 1, Link::Pcie);
+    machine(4, far, settings)
+}
+
+pub(crate) fn on(device: u32) -> Place {
+    Place::Device(DeviceId(device))
 }
 
 /// A held stream, let go at the latest when a failed story ends: else the pool's end would wait.
