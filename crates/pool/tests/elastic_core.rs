@@ -4,7 +4,7 @@
 mod common;
 
 use common::elastic::{G, machine};
-use vmm_pool::{Budget, ElasticError, Error};
+use vmm_pool::{Budget, ElasticError, Error, Growth};
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, DeviceId, ResultCode};
 
@@ -49,6 +49,43 @@ fn memory_comes_and_goes_in_place() {
     assert_eq!((stats.held_bytes, stats.elastic_bytes, stats.stock_bytes), (6 * G, 4 * G, 2 * G));
     drop(buffer);
     assert_eq!(machine.stats(0).stock_bytes, 6 * G);
+    machine.end();
+}
+
+#[test]
+fn several_ranges_grow_together_or_not_at_all() {
+    let machine = machine(1, |sim| sim.device_bytes(8 * G), |pool| pool);
+    let buffer = machine.buffer(0, 64 * G);
+    buffer.commit(5 * G..6 * G).unwrap();
+    let generation = buffer.generation();
+    // They touch, overlap, come in any order, and one is empty.
+    let ranges = [40 * G..41 * G, 4 * G..6 * G + 1, 4 * G..5 * G, 9 * G..9 * G];
+    let grown = buffer.grow(Growth::ranges(ranges.clone())).unwrap();
+    assert_eq!((grown.bytes, buffer.generation()), (3 * G, generation + 1));
+    let offsets = || buffer.pieces().iter().map(|it| it.offset / G).collect::<Vec<u64>>();
+    assert_eq!(offsets(), [4, 5, 6, 40]);
+    assert_eq!(buffer.grow(Growth::ranges(ranges)).unwrap().bytes, 0);
+    assert_eq!(buffer.grow(Growth::ranges([])).unwrap().bytes, 0);
+    let before = machine.picture(&buffer);
+    // The last of them does not fit: into the device, into the capacity.
+    let short = buffer.grow(Growth::ranges([0..2 * G, 20 * G..23 * G])).unwrap_err();
+    assert!(short.is_out_of_memory(), "{short}");
+    let beyond = buffer.grow(Growth::ranges([0..2 * G, 63 * G..65 * G])).unwrap_err();
+    assert!(matches!(beyond, Error::Elastic(ElasticError::BeyondCapacity { .. })), "{beyond}");
+    assert_eq!(machine.picture(&buffer), before);
+    machine.fail_each_call(
+        &buffer,
+        ResultCode::UNKNOWN,
+        || buffer.grow(Growth::ranges([0..G, 20 * G..21 * G])).map(drop),
+        || {
+            buffer.decommit(0..G).unwrap();
+            buffer.decommit(20 * G..21 * G).unwrap();
+            machine.pool.trim(DeviceId(0)).unwrap();
+        },
+    );
+    assert_eq!(offsets(), [0, 4, 5, 6, 20, 40]);
+    drop(buffer);
+    machine.pool.trim(DeviceId(0)).unwrap();
     machine.end();
 }
 

@@ -116,7 +116,17 @@ pub enum ElasticError {
         /// The offset.
         offset: u64,
     },
-    /// The device has no access to the buffer.
+    /// The bytes to copy lie in both ranges, or behind both: a shared chunk has several addresses.
+    #[error("the {bytes} bytes at offset {from} and those at {to}, where they are to go, overlap")]
+    Overlap {
+        /// Where they come from.
+        from: u64,
+        /// Where they go.
+        to: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// The device has no access to the buffer, or may only read it and was to write.
     #[error("{device} has no access to the buffer: grant it first")]
     NoAccess {
         /// The device.

@@ -5,13 +5,14 @@ use std::ops::Range;
 use vmm_sys::{DeviceId, PeerAttribute};
 
 use super::body::Body;
+use crate::error::Error;
 use crate::place::Place;
 use crate::places::{Places, Site};
 
 /// What a buffer is to grow by: see [`ElasticBuffer::grow`](super::ElasticBuffer::grow).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Growth {
-    pub(super) range: Range<u64>,
+    ranges: Vec<Range<u64>>,
     /// Where the memory lies, if not at home.
     pub(super) place: Option<Place>,
     pub(super) lenders: Lenders,
@@ -25,7 +26,15 @@ impl Growth {
 
     /// Whatever is missing in these bytes.
     pub fn range(range: Range<u64>) -> Growth {
-        Growth { range, place: None, lenders: Lenders::Nobody }
+        Growth::ranges([range])
+    }
+
+    /// Whatever is missing in all of these ranges, which may touch or overlap: one growth, all or
+    /// nothing over them together, with one new generation. Hooks are told once, of everything
+    /// between the first chunk and the last.
+    pub fn ranges(ranges: impl IntoIterator<Item = Range<u64>>) -> Growth {
+        let ranges = ranges.into_iter().collect();
+        Growth { ranges, place: None, lenders: Lenders::Nobody }
     }
 
     /// What the home cannot give may be borrowed from these places, as far as their budgets go
@@ -46,6 +55,19 @@ impl Growth {
     /// All of it at a place that the caller names.
     pub(super) fn at(self, place: Place) -> Growth {
         Growth { place: Some(place), ..self }
+    }
+
+    /// The slots that it touches, each once, in order.
+    pub(super) fn slots(&self, body: &Body) -> Result<Vec<u32>, Error> {
+        let mut slots = Vec::new();
+        for Range { start, end } in &self.ranges {
+            slots.extend(body.slots_over(*start, end.saturating_sub(*start))?);
+        }
+        if self.ranges.len() > 1 {
+            slots.sort_unstable();
+            slots.dedup();
+        }
+        Ok(slots)
     }
 }
 

@@ -20,7 +20,7 @@
 //!
 //! `body`, `state`: what it is made of, and who may change it. `growth`, `commit`, `decommit`: memory
 //! comes and goes; `borrow`: from lenders too. `access`: which devices may use it. `uses`: which
-//! streams do. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
+//! streams do; `copy`: copies within it. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
 //! `relocate`, `take_back`: other places for the memory, by way of `door`, which keeps users out
 //! meanwhile, and `copier`; asked for by `migrate` and `sleep`, by a lender (`recall`), by the pool
 //! when a home has room again (`homecoming`) and when a device is short (`relief`). `progress`: what
@@ -35,6 +35,7 @@ mod borrow;
 mod builder;
 pub(crate) mod commit;
 pub(crate) mod copier;
+mod copy;
 mod decommit;
 pub(crate) mod door;
 pub(crate) mod error;
@@ -196,13 +197,13 @@ impl ElasticBuffer {
     /// As [`ElasticBuffer::grow_to`]; [`ElasticError::NobodyLends`] says what each lender answered;
     /// [`ElasticError::UnknownPlace`] if one is no place of the pool's.
     pub fn grow(&self, growth: impl Into<Growth>) -> Result<Grown, Error> {
-        let Growth { range, place, lenders } = growth.into();
-        let slots = self.body.slots_over(range.start, range.end.saturating_sub(range.start))?;
+        let growth = growth.into();
+        let slots = growth.slots(&self.body)?;
         let operation = self.body.operate()?;
         self.body.check_awake()?;
-        let place = place.unwrap_or(Place::Device(self.device()));
+        let place = growth.place.unwrap_or(Place::Device(self.device()));
         let how = How { place, turn: Turn::Requester, wait: Wait::Yes };
-        operation.commit(slots, how, &lenders)
+        operation.commit(slots.into_iter(), how, &growth.lenders)
     }
 
     /// Asks the background thread to do what [`ElasticBuffer::grow_to`] does, and returns at once.

@@ -153,6 +153,21 @@ impl Uses {
 
     /// Begins a use of `body` on `stream`.
     pub(crate) fn begin(body: &Arc<Body>, stream: &Stream) -> Result<Use, Error> {
+        Uses::begin_unless(body, stream, || is_captured(stream))
+    }
+
+    /// The same for work that the driver checks when it is enqueued, as it does copies: the thread
+    /// waits for a change that holds users, for the memory may not be mapped meanwhile.
+    pub(super) fn begin_checked(body: &Arc<Body>, stream: &Stream) -> Result<Use, Error> {
+        Uses::begin_unless(body, stream, || true)
+    }
+
+    /// The thread waits for a change that holds users, if `must_wait` says so; else its stream does.
+    fn begin_unless(
+        body: &Arc<Body>,
+        stream: &Stream,
+        must_wait: impl Fn() -> bool,
+    ) -> Result<Use, Error> {
         let device = body.keeper();
         if !std::ptr::addr_eq(Arc::as_ptr(stream.driver()), Arc::as_ptr(&device.driver)) {
             return Err(Error::UnknownDevice { device: stream.device() });
@@ -165,7 +180,7 @@ impl Uses {
         let begun_by = thread::current().id();
         let open = Arc::new(OpenUse { stream: stream.clone(), closed, begun_by });
         let (before, held) = {
-            let (mut state, held) = body.uses.pass(|| is_captured(stream));
+            let (mut state, held) = body.uses.pass(must_wait);
             // From here on, memory that is taken away waits for the guard.
             state.open.push(open.clone());
             state.begun += 1;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::drops::{Leftover, give_back_or_keep};
+use super::{Stream, same_driver};
 use crate::call::Call;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverResult, ResultCode};
@@ -103,6 +104,24 @@ impl Range {
         unsafe { self.0.driver.copy(device, &Transfer::Fill8 { dst, value, bytes }) }
     }
 
+    /// Enqueues a copy of `bytes` bytes from offset `from` to offset `to` on `stream`: see
+    /// [`Stream::copy`]. The two must not overlap, and both stay mapped until it is done, as for any
+    /// work.
+    ///
+    /// # Errors
+    /// Invalid value, before any driver call, if the bytes do not lie in the range, or the stream is
+    /// another driver's; else the driver's.
+    pub fn copy_on(&self, stream: &Stream, to: u64, from: u64, bytes: u64) -> DriverResult<()> {
+        let call = Call::MemcpyDtoDAsync;
+        let (dst, src) = (self.checked(call, to, bytes)?, self.checked(call, from, bytes)?);
+        if !same_driver(stream.driver(), self.driver()) {
+            return Err(DriverError::new(call, ResultCode::INVALID_VALUE)
+                .because(format_args!("{stream:?} is a stream of another driver")));
+        }
+        // SAFETY: both lie inside a range that this driver reserved.
+        unsafe { stream.copy(dst, src, bytes) }
+    }
+
     fn checked(&self, call: Call, offset: u64, bytes: u64) -> DriverResult<u64> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.0.bytes => Ok(self.0.address + offset),
@@ -111,5 +130,45 @@ impl Range {
                 self.0.bytes
             ))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Chunk, Mapping};
+    use super::*;
+    use crate::sim::Sim;
+    use crate::types::{AccessGrant, ChunkProps};
+
+    const G: u64 = 2 << 20;
+    const HOME: DeviceId = DeviceId(0);
+
+    #[test]
+    fn a_copy_within_a_range_stays_in_it_and_on_its_driver() {
+        let sim = Sim::builder().build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let range = Range::reserve(&driver, 2 * G, 0, 0).unwrap();
+        let chunk = Chunk::create(&driver, 2 * G, &ChunkProps::on_device(HOME)).unwrap();
+        let mapping = Mapping::map(&range, 0, Arc::new(chunk)).unwrap();
+        mapping.set_access(&[AccessGrant::read_write(HOME)]).unwrap();
+        range.fill(HOME, 0, G, 7).unwrap();
+        let stream = Stream::create(&driver, HOME).unwrap();
+        range.copy_on(&stream, G + 1, 0, 100).unwrap();
+        stream.synchronize().unwrap();
+        let mut found = [9; 102];
+        range.read(HOME, G, &mut found).unwrap();
+        assert!(found[0] == 0 && found[101] == 0 && found[1..101].iter().all(|byte| *byte == 7));
+        let other: Arc<dyn Driver> = Sim::builder().build();
+        let strange = Stream::create(&other, HOME).unwrap();
+        let calls = driver.ledger().snapshot();
+        for (stream, to, from) in
+            [(&stream, 2 * G - 1, 0), (&stream, 0, u64::MAX), (&strange, G, 0)]
+        {
+            let refused = range.copy_on(stream, to, from, 2).unwrap_err();
+            assert_eq!(refused.code(), ResultCode::INVALID_VALUE);
+        }
+        assert_eq!(driver.ledger().snapshot().since(&calls).total(), 0);
+        drop((mapping, range, stream));
+        sim.check_clean().unwrap();
     }
 }
