@@ -4,6 +4,8 @@
 //! written and what the reading gives is laid down in [`pattern`](crate::pattern), so any backend
 //! can be checked by the host.
 
+#[allow(unsafe_code, reason = "kernels take plain addresses")]
+pub mod gpu;
 mod runs;
 pub mod sim;
 
@@ -35,6 +37,8 @@ pub struct Batch<'a> {
     pub sequences: &'a [SequenceStep<'a>],
     /// What the step reads, by distance: what a model of its time needs.
     pub read: ReadBytes,
+    /// The model's weights, which each step streams; `None` leaves that out.
+    pub weights: Option<&'a ElasticBuffer>,
 }
 
 /// Where the tokens of sequences lie.
@@ -91,6 +95,8 @@ pub struct StepDone {
     pub step_us: f64,
     /// The time is a model's, and has not passed yet.
     pub is_modelled: bool,
+    /// The sum of the words of the weights, if they were read.
+    pub weights_sum: Option<u32>,
 }
 
 /// A step that could not be done.
@@ -103,6 +109,12 @@ pub enum BackendError {
     /// The driver's answer.
     #[error(transparent)]
     Driver(#[from] vmm_sys::DriverError),
+    /// Kernels could not be compiled, loaded or launched.
+    #[error("{what}")]
+    Kernels {
+        /// What the compiler or the driver says.
+        what: String,
+    },
     /// The backend cannot take such a batch.
     #[error("{what}: expected {expected}")]
     Unsupported {

@@ -161,7 +161,7 @@ impl Backend for SimBackend {
             });
         }
         let step_us = self.time.step_us(self.weights_bytes, batch.read);
-        Ok(StepDone { checks, step_us, is_modelled: true })
+        Ok(StepDone { checks, step_us, is_modelled: true, weights_sum: None })
     }
 }
 

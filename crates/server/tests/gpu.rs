@@ -1,0 +1,135 @@
+//! Steps on a GPU: every word that is written is read again, in each layout, and a wrong one is
+//! noticed. Says so and passes where there is no GPU, or no NVRTC.
+
+use std::sync::Arc;
+
+use vmm_kv::{BlockLayout, Dtype, KvShape, Order, SequenceLayout};
+use vmm_pool::{ElasticBuffer, Pool};
+use vmm_server::backend::gpu::Gpu;
+use vmm_server::backend::{Backend, BackendError, Batch, Layout, ReadBytes, SequenceStep};
+use vmm_server::pattern::Pattern;
+use vmm_sys::cuda::Cuda;
+use vmm_sys::{DeviceId, Driver};
+
+const DEVICE: DeviceId = DeviceId(0);
+const MODEL_HEADS: u32 = 8;
+
+fn open(shape: &KvShape) -> Option<(Pool, Gpu)> {
+    let driver: Arc<dyn Driver> = match Cuda::open() {
+        Ok(driver) if driver.device_count().is_ok_and(|count| count > 0) => driver,
+        Ok(_) => return skip("no device"),
+        Err(error) => return skip(error),
+    };
+    let pool = Pool::builder(driver).build().unwrap();
+    match Gpu::new(&pool, DEVICE, shape, MODEL_HEADS) {
+        Ok(gpu) => Some((pool, gpu)),
+        Err(error @ BackendError::Unsupported { .. }) => skip(error),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn skip<T>(why: impl std::fmt::Display) -> Option<T> {
+    println!("skipped: {why}");
+    None
+}
+
+/// A sequence whose last `new` tokens a step writes.
+fn step(place: u64, tokens: &[u32], new: usize) -> SequenceStep<'_> {
+    let new_from = tokens.len() - new;
+    SequenceStep { place, tokens, new_from, expected: 0, whole: false }
+}
+
+fn tokens(count: usize, seed: u32) -> Vec<u32> {
+    (0..count as u32).map(|i| i.wrapping_mul(2_654_435_761) ^ seed).collect()
+}
+
+/// Runs a prefill and a decode step, and spoils a word then.
+fn check(
+    gpu: &mut Gpu,
+    buffer: &ElasticBuffer,
+    weights: &ElasticBuffer,
+    layout: Layout<'_>,
+    places: [u64; 3],
+    pattern: &Pattern,
+    spoilt_at: u64,
+) {
+    let sum = gpu.load_weights(weights, 3).unwrap();
+    assert_ne!(sum, 0);
+    let all = [tokens(701, 1), tokens(1, 2), tokens(256, 3)];
+    let stream = gpu.stream().clone();
+    let mut run = |cut: usize, new: [usize; 3]| {
+        let sequences: Vec<_> = (0..3)
+            .map(|i| step(places[i], &all[i][..all[i].len() - cut.min(all[i].len() - 1)], new[i]))
+            .collect();
+        let batch = Batch {
+            buffer,
+            stream: &stream,
+            layout,
+            sequences: &sequences,
+            read: ReadBytes::default(),
+            weights: Some(weights),
+        };
+        let using = buffer.use_on(&stream).unwrap();
+        let done = gpu.step(&batch).unwrap();
+        drop(using);
+        assert_eq!(done.weights_sum, Some(sum));
+        let expected: Vec<u32> = sequences.iter().map(|it| pattern.check(it.tokens)).collect();
+        (done.checks, expected)
+    };
+    let (found, expected) = run(1, [700, 1, 255]);
+    assert_eq!(found, expected, "prefill");
+    let (found, expected) = run(0, [1, 0, 1]);
+    assert_eq!(found, expected, "decode");
+    buffer.write(spoilt_at, &[0xaa]).unwrap();
+    let (found, expected) = run(0, [0, 0, 0]);
+    assert_ne!(found[0], expected[0], "a wrong byte was not noticed");
+    assert_eq!(found[1..], expected[1..]);
+}
+
+fn contiguous(order: Order) {
+    // Half of a model's heads, each of 24 words: no multiple of a warp.
+    let shape = KvShape::new(3, MODEL_HEADS, 48, Dtype::F16).unwrap().shard(1, 2).unwrap();
+    let Some((pool, mut gpu)) = open(&shape) else { return };
+    let pattern = Pattern::new(&shape, MODEL_HEADS).unwrap();
+    let layout = SequenceLayout::aligned(shape, 1000, order, 2 << 20).unwrap();
+    let span = layout.span_bytes();
+    let buffer = pool.elastic(DEVICE).capacity_bytes(3 * span).build().unwrap();
+    buffer.grow_to(3 * span).unwrap();
+    let weights = pool.elastic(DEVICE).capacity_bytes(64 << 20).build().unwrap();
+    weights.grow_to(64 << 20).unwrap();
+    let places = [0, span, 2 * span].map(|offset| buffer.address() + offset);
+    let spoilt_at = layout.offset(2, vmm_kv::Part::Value, 300, 3);
+    check(&mut gpu, &buffer, &weights, Layout::Contiguous(&layout), places, &pattern, spoilt_at);
+}
+
+#[test]
+fn steps_on_sequences_that_lie_token_by_token() {
+    contiguous(Order::TokenMajor);
+}
+
+#[test]
+fn steps_on_sequences_that_lie_layer_by_layer() {
+    contiguous(Order::LayerMajor);
+}
+
+#[test]
+fn steps_on_blocks_in_any_order() {
+    let shape = KvShape::new(4, MODEL_HEADS, 128, Dtype::Bf16).unwrap();
+    let Some((pool, mut gpu)) = open(&shape) else { return };
+    let pattern = Pattern::new(&shape, MODEL_HEADS).unwrap();
+    let layout = BlockLayout::new(shape, 16).unwrap();
+    let (rows, row_entries) = (3, 50);
+    let blocks = rows * row_entries;
+    let buffer = pool.elastic(DEVICE).capacity_bytes(1 << 30).build().unwrap();
+    buffer.grow_to(layout.blocks_bytes(blocks as u64).unwrap()).unwrap();
+    let weights = pool.elastic(DEVICE).capacity_bytes(64 << 20).build().unwrap();
+    weights.grow_to(64 << 20).unwrap();
+    // 7 and 150 have no common divisor: every block once.
+    let table: Vec<i32> = (0..blocks).map(|i| (i * 7 % blocks) as i32).collect();
+    let place =
+        Layout::Paged { layout: &layout, address: buffer.address(), table: &table, row_entries };
+    let (block, in_block) = layout.locate(300);
+    let spoilt_at = layout.bytes_of(table[block as usize] as u32).start
+        + layout.offset_in_block(1, vmm_kv::Part::Key, in_block, 5);
+    check(&mut gpu, &buffer, &weights, place, [0, 1, 2], &pattern, spoilt_at);
+}
