@@ -7,6 +7,8 @@
 #![deny(unsafe_code)] // a backend launches kernels
 
 pub mod backend;
+pub mod cache;
 pub mod clock;
+pub mod engine;
 pub mod model;
 pub mod pattern;

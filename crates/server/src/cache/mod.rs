@@ -1,0 +1,298 @@
+//! [`Cache`]: the forms of a KV cache behind one interface, so that the same engine runs on each.
+
+mod fixed;
+mod room;
+
+use serde::Serialize;
+use vmm_kv::{KvError, KvShape};
+use vmm_pool::{ElasticBuffer, Error, Place, Pool, Use};
+use vmm_sys::object::Stream;
+
+pub use fixed::{FixedCache, FixedSequence};
+pub use room::{CacheFigures, Room};
+
+use crate::backend::{Layout, ReadBytes};
+use crate::model::ModelSpec;
+use room::room_bytes;
+
+/// The forms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// Slots of the longest context, all of their memory committed at the start.
+    Fixed,
+}
+
+/// Settings of a cache.
+#[derive(Clone, Debug)]
+pub struct CacheSettings {
+    /// Its form.
+    pub form: Form,
+    /// The longest context.
+    pub max_tokens: u32,
+    /// Sequences at a time, at most.
+    pub max_sequences: u32,
+    /// The label of its memory.
+    pub tag: String,
+    /// The length of a chunk.
+    pub chunk_bytes: u64,
+    /// Tokens of a block, in the paged form.
+    pub block_tokens: u32,
+    /// Whether others may lend memory.
+    pub borrows: bool,
+    /// Memory without tokens that is kept for the next sequences.
+    pub keep_idle_bytes: u64,
+    /// Whether memory grows in a thread of its own. Otherwise it does in the engine's, and a run of
+    /// one engine is the same every time.
+    pub background: bool,
+}
+
+impl CacheSettings {
+    /// The settings for a model, with the defaults of the server.
+    pub fn new(form: Form, spec: &ModelSpec, chunk_bytes: u64) -> CacheSettings {
+        CacheSettings {
+            form,
+            max_tokens: spec.max_tokens,
+            max_sequences: 1024,
+            tag: format!("{}/kv", spec.name),
+            chunk_bytes,
+            block_tokens: spec.block_tokens,
+            borrows: false,
+            keep_idle_bytes: 64 << 20,
+            background: true,
+        }
+    }
+}
+
+/// A cache of one of the forms.
+#[derive(Debug)]
+pub struct Cache {
+    kind: Kind,
+    token_bytes: u64,
+    /// Of the batch that was laid out last.
+    places: Vec<u64>,
+    away: Away,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Fixed(FixedCache),
+}
+
+/// A sequence of a cache; dropping it frees it.
+#[derive(Debug)]
+pub enum Seq {
+    /// A slot.
+    Fixed(FixedSequence),
+}
+
+/// Which part of the memory lies elsewhere.
+#[derive(Clone, Copy, Debug, Default)]
+struct Away {
+    generation: u64,
+    neighbour: f64,
+    host: f64,
+}
+
+impl Cache {
+    /// Makes a cache.
+    ///
+    /// # Errors
+    /// Settings that cannot be; for the fixed form, no memory for one slot.
+    pub fn build(
+        pool: &Pool,
+        stream: &Stream,
+        shape: KvShape,
+        settings: &CacheSettings,
+    ) -> Result<Cache, KvError> {
+        let kind = match settings.form {
+            Form::Fixed => Kind::Fixed(FixedCache::build(pool, stream, shape, settings)?),
+        };
+        let token_bytes = shape.token_bytes();
+        Ok(Cache { kind, token_bytes, places: Vec::new(), away: Away::default() })
+    }
+
+    /// Opens a sequence, with memory for so many tokens.
+    ///
+    /// # Errors
+    /// As the form's `open`.
+    pub fn open(&self, tokens: u64) -> Result<Seq, KvError> {
+        match &self.kind {
+            Kind::Fixed(cache) => cache.open(tokens).map(Seq::Fixed),
+        }
+    }
+
+    /// The memory.
+    pub fn buffer(&self) -> &ElasticBuffer {
+        match &self.kind {
+            Kind::Fixed(cache) => cache.buffer(),
+        }
+    }
+
+    /// Whose order the memory is in.
+    pub fn stream(&self) -> &Stream {
+        match &self.kind {
+            Kind::Fixed(cache) => cache.stream(),
+        }
+    }
+
+    /// Says that work of the stream is going to use the memory.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::use_on`].
+    pub fn use_now(&self) -> Result<Use, KvError> {
+        match &self.kind {
+            Kind::Fixed(cache) => Ok(cache.buffer().use_on(cache.stream())?),
+        }
+    }
+
+    /// How much more it could take now.
+    pub fn room(&self) -> Room {
+        match &self.kind {
+            Kind::Fixed(cache) => Room {
+                here_tokens: u64::from(cache.free_slots()) * cache.layout().max_tokens(),
+                sequences: u64::from(cache.free_slots()),
+                ..Room::default()
+            },
+        }
+    }
+
+    /// The figures. `tokens` are those that the engine has in it.
+    pub fn figures(&self, tokens: u64) -> CacheFigures {
+        let stats = self.buffer().stats();
+        let live_bytes = tokens * self.token_bytes;
+        match &self.kind {
+            Kind::Fixed(cache) => CacheFigures {
+                committed_bytes: stats.committed_bytes,
+                live_bytes,
+                slack_bytes: stats.committed_bytes.saturating_sub(live_bytes),
+                borrowed_bytes: stats.borrowed.iter().map(|(_, bytes)| bytes).sum(),
+                sequences: u64::from(cache.slots() - cache.free_slots()),
+                ..CacheFigures::default()
+            },
+        }
+    }
+
+    /// Works out where the tokens of a batch lie: [`Cache::layout`] and [`Cache::places`] answer for
+    /// it.
+    ///
+    /// # Errors
+    /// Sequences of another cache.
+    pub fn lay_out<'a>(&mut self, sequences: impl Iterator<Item = &'a Seq>) -> Result<(), KvError> {
+        self.places.clear();
+        match &self.kind {
+            Kind::Fixed(_) => self.places.extend(sequences.filter_map(Seq::address)),
+        }
+        Ok(())
+    }
+
+    /// Where tokens of the batch that was laid out lie.
+    pub fn layout(&self) -> Layout<'_> {
+        match &self.kind {
+            Kind::Fixed(cache) => Layout::Contiguous(cache.layout()),
+        }
+    }
+
+    /// The place of each sequence of the batch that was laid out.
+    pub fn places(&self) -> &[u64] {
+        &self.places
+    }
+
+    /// What a step reads of so many tokens, by where memory lies: the parts of the whole cache that
+    /// do are taken for those of the tokens.
+    pub fn read_bytes(&mut self, tokens: u64) -> ReadBytes {
+        let generation = self.buffer().generation();
+        if generation != self.away.generation {
+            let stats = self.buffer().stats();
+            let part = |is_device: bool| {
+                let of = stats
+                    .borrowed
+                    .iter()
+                    .filter(|(place, _)| matches!(place, Place::Device(_)) == is_device);
+                let bytes: u64 = of.map(|(_, bytes)| bytes).sum();
+                bytes as f64 / stats.committed_bytes.max(1) as f64
+            };
+            self.away = Away { generation, neighbour: part(true), host: part(false) };
+        }
+        let bytes = tokens * self.token_bytes;
+        let neighbour = (bytes as f64 * self.away.neighbour) as u64;
+        let host = (bytes as f64 * self.away.host) as u64;
+        ReadBytes { home: bytes.saturating_sub(neighbour + host), neighbour, host }
+    }
+
+    /// Gives back what no sequence has. Returns the bytes.
+    ///
+    /// # Errors
+    /// The pool's.
+    pub fn sleep(&self) -> Result<u64, Error> {
+        match &self.kind {
+            Kind::Fixed(cache) => cache.sleep(),
+        }
+    }
+
+    /// Takes what a sequence needs to begin with.
+    ///
+    /// # Errors
+    /// Out of memory; the pool's.
+    pub fn wake(&self) -> Result<u64, Error> {
+        match &self.kind {
+            Kind::Fixed(cache) => cache.wake(),
+        }
+    }
+
+    /// Checks what the form knows of itself.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, in words.
+    pub fn verify(&self) -> Result<(), String> {
+        match &self.kind {
+            Kind::Fixed(_) => Ok(()),
+        }
+    }
+}
+
+impl Seq {
+    /// Its address, if it has one.
+    fn address(&self) -> Option<u64> {
+        match self {
+            Seq::Fixed(sequence) => Some(sequence.address()),
+        }
+    }
+
+    /// Tokens that it has memory for.
+    pub fn tokens(&self) -> u64 {
+        match self {
+            Seq::Fixed(sequence) => sequence.tokens(),
+        }
+    }
+
+    /// Makes room for more tokens.
+    ///
+    /// # Errors
+    /// As the form's `append`: [`KvError::NoMemory`] if there is none.
+    pub fn append(&mut self, count: u64) -> Result<(), KvError> {
+        match self {
+            Seq::Fixed(sequence) => sequence.append(count).map(drop),
+        }
+    }
+
+    /// Moves it to the host. False if the form cannot, or the host has no room.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn park(&mut self) -> Result<bool, KvError> {
+        match self {
+            Seq::Fixed(_) => Ok(false),
+        }
+    }
+
+    /// Brings it back.
+    ///
+    /// # Errors
+    /// [`KvError::NoMemory`] if there is no room.
+    pub fn resume(&mut self) -> Result<(), KvError> {
+        match self {
+            Seq::Fixed(_) => Ok(()),
+        }
+    }
+}

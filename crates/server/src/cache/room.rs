@@ -1,0 +1,61 @@
+//! Figures of a cache: what it has, and what it could still take.
+
+use serde::{Deserialize, Serialize};
+use vmm_pool::{Error, Pool};
+use vmm_sys::object::Stream;
+
+/// How much more a cache could take now: an estimate of the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// Tokens that memory of its own device has room for.
+    pub here_tokens: u64,
+    /// More, in memory of devices that lend.
+    pub borrowed_tokens: u64,
+    /// More, in memory of the host.
+    pub host_tokens: u64,
+    /// Sequences that can be opened.
+    pub sequences: u64,
+}
+
+impl Room {
+    /// Tokens that device memory has room for, borrowed memory included.
+    pub fn tokens(&self) -> u64 {
+        self.here_tokens.saturating_add(self.borrowed_tokens)
+    }
+}
+
+/// What a cache has, in bytes unless a field says otherwise.
+///
+/// `committed + shared = live + slack + idle`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheFigures {
+    /// Physical memory, wherever it lies.
+    pub committed_bytes: u64,
+    /// What sequences have in common, once for each but the first.
+    pub shared_bytes: u64,
+    /// What tokens take.
+    pub live_bytes: u64,
+    /// Memory of open sequences that holds no token.
+    pub slack_bytes: u64,
+    /// Memory of no open sequence.
+    pub idle_bytes: u64,
+    /// Memory of parked sequences.
+    pub parked_bytes: u64,
+    /// Memory that others lend.
+    pub borrowed_bytes: u64,
+    /// Open sequences (count).
+    pub sequences: u64,
+    /// Growths ahead of need, so far (count).
+    pub background_growths: u64,
+    /// Growths that somebody waited for, so far (count).
+    pub foreground_growths: u64,
+}
+
+/// What a growth on the stream's device could get, about.
+pub(super) fn room_bytes(pool: &Pool, stream: &Stream) -> Result<u64, Error> {
+    let device = stream.device();
+    let stats = pool.device_stats(device).ok_or(Error::UnknownDevice { device })?;
+    let free_bytes = pool.driver().mem_info(device)?.free_bytes;
+    let left_bytes = stats.limit_bytes.saturating_sub(stats.held_bytes);
+    Ok(stats.stock_bytes + left_bytes.min(free_bytes))
+}
