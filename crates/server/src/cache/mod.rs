@@ -1,10 +1,13 @@
 //! [`Cache`]: the forms of a KV cache behind one interface, so that the same engine runs on each.
 
 mod fixed;
+mod growing;
 mod room;
 
 use serde::Serialize;
-use vmm_kv::{KvError, KvShape};
+use vmm_kv::{
+    BlockTables, ContiguousCache, KvError, KvShape, PagedCache, PagedSequence, Sequence,
+};
 use vmm_pool::{ElasticBuffer, Error, Place, Pool, Use};
 use vmm_sys::object::Stream;
 
@@ -15,12 +18,19 @@ use crate::backend::{Layout, ReadBytes};
 use crate::model::ModelSpec;
 use room::room_bytes;
 
+/// Where parked sequences, and weights that sleep, lie.
+pub const HOST: Place = Place::HostNuma(0);
+
 /// The forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
     /// Slots of the longest context, all of their memory committed at the start.
     Fixed,
+    /// Each sequence at addresses in a row, which memory grows into.
+    Contiguous,
+    /// Blocks of tokens and a table; memory comes and goes by chunks of blocks.
+    Paged,
 }
 
 /// Settings of a cache.
@@ -42,6 +52,8 @@ pub struct CacheSettings {
     pub borrows: bool,
     /// Memory without tokens that is kept for the next sequences.
     pub keep_idle_bytes: u64,
+    /// Memory of the host for parked sequences; 0 if they are not parked but written anew.
+    pub host_bytes: u64,
     /// Whether memory grows in a thread of its own. Otherwise it does in the engine's, and a run of
     /// one engine is the same every time.
     pub background: bool,
@@ -58,6 +70,7 @@ impl CacheSettings {
             chunk_bytes,
             block_tokens: spec.block_tokens,
             borrows: false,
+            host_bytes: 0,
             keep_idle_bytes: 64 << 20,
             background: true,
         }
@@ -77,6 +90,8 @@ pub struct Cache {
 #[derive(Debug)]
 enum Kind {
     Fixed(FixedCache),
+    Contiguous(ContiguousCache),
+    Paged(PagedCache, BlockTables),
 }
 
 /// A sequence of a cache; dropping it frees it.
@@ -84,6 +99,10 @@ enum Kind {
 pub enum Seq {
     /// A slot.
     Fixed(FixedSequence),
+    /// Addresses in a row.
+    Contiguous(Sequence),
+    /// Blocks.
+    Paged(PagedSequence),
 }
 
 /// Which part of the memory lies elsewhere.
@@ -107,6 +126,11 @@ impl Cache {
     ) -> Result<Cache, KvError> {
         let kind = match settings.form {
             Form::Fixed => Kind::Fixed(FixedCache::build(pool, stream, shape, settings)?),
+            Form::Contiguous => Kind::Contiguous(growing::contiguous(pool, stream, shape, settings)?),
+            Form::Paged => {
+                let (cache, tables) = growing::paged(pool, stream, shape, settings)?;
+                Kind::Paged(cache, tables)
+            }
         };
         let token_bytes = shape.token_bytes();
         Ok(Cache { kind, token_bytes, places: Vec::new(), away: Away::default() })
@@ -119,6 +143,13 @@ impl Cache {
     pub fn open(&self, tokens: u64) -> Result<Seq, KvError> {
         match &self.kind {
             Kind::Fixed(cache) => cache.open(tokens).map(Seq::Fixed),
+            Kind::Contiguous(cache) => {
+                let mut sequence = cache.open(tokens)?;
+                // The memory is there.
+                sequence.append(tokens)?;
+                Ok(Seq::Contiguous(sequence))
+            }
+            Kind::Paged(cache, _) => cache.open(tokens).map(Seq::Paged),
         }
     }
 
@@ -126,6 +157,8 @@ impl Cache {
     pub fn buffer(&self) -> &ElasticBuffer {
         match &self.kind {
             Kind::Fixed(cache) => cache.buffer(),
+            Kind::Contiguous(cache) => cache.buffer(),
+            Kind::Paged(cache, _) => cache.buffer(),
         }
     }
 
@@ -133,6 +166,8 @@ impl Cache {
     pub fn stream(&self) -> &Stream {
         match &self.kind {
             Kind::Fixed(cache) => cache.stream(),
+            Kind::Contiguous(cache) => cache.stream(),
+            Kind::Paged(cache, _) => cache.stream(),
         }
     }
 
@@ -143,6 +178,8 @@ impl Cache {
     pub fn use_now(&self) -> Result<Use, KvError> {
         match &self.kind {
             Kind::Fixed(cache) => Ok(cache.buffer().use_on(cache.stream())?),
+            Kind::Contiguous(cache) => cache.use_now(),
+            Kind::Paged(cache, _) => cache.use_now(),
         }
     }
 
@@ -154,22 +191,29 @@ impl Cache {
                 sequences: u64::from(cache.free_slots()),
                 ..Room::default()
             },
+            Kind::Contiguous(cache) => Room::from(cache.room()),
+            Kind::Paged(cache, _) => Room::from(cache.room()),
         }
     }
 
-    /// The figures. `tokens` are those that the engine has in it.
+    /// The figures. `tokens` are those that the engine has in it: the fixed form cannot know.
     pub fn figures(&self, tokens: u64) -> CacheFigures {
         let stats = self.buffer().stats();
-        let live_bytes = tokens * self.token_bytes;
+        let borrowed_bytes = stats.borrowed.iter().map(|(_, bytes)| bytes).sum();
         match &self.kind {
-            Kind::Fixed(cache) => CacheFigures {
-                committed_bytes: stats.committed_bytes,
-                live_bytes,
-                slack_bytes: stats.committed_bytes.saturating_sub(live_bytes),
-                borrowed_bytes: stats.borrowed.iter().map(|(_, bytes)| bytes).sum(),
-                sequences: u64::from(cache.slots() - cache.free_slots()),
-                ..CacheFigures::default()
-            },
+            Kind::Fixed(cache) => {
+                let live_bytes = tokens * self.token_bytes;
+                CacheFigures {
+                    committed_bytes: stats.committed_bytes,
+                    live_bytes,
+                    slack_bytes: stats.committed_bytes.saturating_sub(live_bytes),
+                    borrowed_bytes,
+                    sequences: u64::from(cache.slots() - cache.free_slots()),
+                    ..CacheFigures::default()
+                }
+            }
+            Kind::Contiguous(cache) => CacheFigures::of(cache.stats(), borrowed_bytes),
+            Kind::Paged(cache, _) => CacheFigures::of(cache.stats(), borrowed_bytes),
         }
     }
 
@@ -180,8 +224,15 @@ impl Cache {
     /// Sequences of another cache.
     pub fn lay_out<'a>(&mut self, sequences: impl Iterator<Item = &'a Seq>) -> Result<(), KvError> {
         self.places.clear();
-        match &self.kind {
-            Kind::Fixed(_) => self.places.extend(sequences.filter_map(Seq::address)),
+        match &mut self.kind {
+            Kind::Fixed(_) | Kind::Contiguous(_) => {
+                self.places.extend(sequences.filter_map(Seq::address));
+            }
+            Kind::Paged(_, tables) => {
+                let paged: Vec<&PagedSequence> = sequences.filter_map(Seq::paged).collect();
+                tables.update(&paged)?;
+                self.places.extend(0..paged.len() as u64);
+            }
         }
         Ok(())
     }
@@ -190,6 +241,13 @@ impl Cache {
     pub fn layout(&self) -> Layout<'_> {
         match &self.kind {
             Kind::Fixed(cache) => Layout::Contiguous(cache.layout()),
+            Kind::Contiguous(cache) => Layout::Contiguous(cache.layout()),
+            Kind::Paged(cache, tables) => Layout::Paged {
+                layout: cache.layout(),
+                address: cache.address(),
+                table: tables.as_slice(),
+                row_entries: tables.max_blocks_per_row(),
+            },
         }
     }
 
@@ -224,9 +282,11 @@ impl Cache {
     ///
     /// # Errors
     /// The pool's.
-    pub fn sleep(&self) -> Result<u64, Error> {
+    pub fn sleep(&self) -> Result<u64, KvError> {
         match &self.kind {
-            Kind::Fixed(cache) => cache.sleep(),
+            Kind::Fixed(cache) => Ok(cache.sleep()?),
+            Kind::Contiguous(cache) => cache.release_idle(0),
+            Kind::Paged(cache, _) => cache.release_idle(0),
         }
     }
 
@@ -237,6 +297,7 @@ impl Cache {
     pub fn wake(&self) -> Result<u64, Error> {
         match &self.kind {
             Kind::Fixed(cache) => cache.wake(),
+            Kind::Contiguous(_) | Kind::Paged(..) => Ok(0),
         }
     }
 
@@ -247,6 +308,8 @@ impl Cache {
     pub fn verify(&self) -> Result<(), String> {
         match &self.kind {
             Kind::Fixed(_) => Ok(()),
+            Kind::Contiguous(cache) => cache.verify(),
+            Kind::Paged(cache, _) => cache.verify(),
         }
     }
 }
@@ -256,6 +319,15 @@ impl Seq {
     fn address(&self) -> Option<u64> {
         match self {
             Seq::Fixed(sequence) => Some(sequence.address()),
+            Seq::Contiguous(sequence) => Some(sequence.address()),
+            Seq::Paged(_) => None,
+        }
+    }
+
+    fn paged(&self) -> Option<&PagedSequence> {
+        match self {
+            Seq::Paged(sequence) => Some(sequence),
+            Seq::Fixed(_) | Seq::Contiguous(_) => None,
         }
     }
 
@@ -263,6 +335,8 @@ impl Seq {
     pub fn tokens(&self) -> u64 {
         match self {
             Seq::Fixed(sequence) => sequence.tokens(),
+            Seq::Contiguous(sequence) => sequence.tokens(),
+            Seq::Paged(sequence) => sequence.tokens(),
         }
     }
 
@@ -273,16 +347,20 @@ impl Seq {
     pub fn append(&mut self, count: u64) -> Result<(), KvError> {
         match self {
             Seq::Fixed(sequence) => sequence.append(count).map(drop),
+            Seq::Contiguous(sequence) => sequence.append(count).map(drop),
+            Seq::Paged(sequence) => sequence.append(count).map(drop),
         }
     }
 
-    /// Moves it to the host. False if the form cannot, or the host has no room.
+    /// Moves it to the host. False if the form cannot.
     ///
     /// # Errors
-    /// The driver's.
+    /// The host has no room; the driver's.
     pub fn park(&mut self) -> Result<bool, KvError> {
         match self {
             Seq::Fixed(_) => Ok(false),
+            Seq::Contiguous(sequence) => sequence.park(HOST).map(|_| true),
+            Seq::Paged(sequence) => sequence.park().map(|_| true),
         }
     }
 
@@ -293,6 +371,8 @@ impl Seq {
     pub fn resume(&mut self) -> Result<(), KvError> {
         match self {
             Seq::Fixed(_) => Ok(()),
+            Seq::Contiguous(sequence) => sequence.resume().map(drop),
+            Seq::Paged(sequence) => sequence.resume().map(drop),
         }
     }
 }

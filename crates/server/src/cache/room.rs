@@ -1,6 +1,7 @@
 //! Figures of a cache: what it has, and what it could still take.
 
 use serde::{Deserialize, Serialize};
+use vmm_kv::{KvRoom, KvStats};
 use vmm_pool::{Error, Pool};
 use vmm_sys::object::Stream;
 
@@ -49,6 +50,34 @@ pub struct CacheFigures {
     pub background_growths: u64,
     /// Growths that somebody waited for, so far (count).
     pub foreground_growths: u64,
+}
+
+impl From<KvRoom> for Room {
+    fn from(room: KvRoom) -> Room {
+        Room {
+            here_tokens: room.here_tokens,
+            borrowed_tokens: room.borrowed_tokens,
+            host_tokens: room.host_tokens,
+            sequences: room.sequences,
+        }
+    }
+}
+
+impl CacheFigures {
+    pub(super) fn of(stats: KvStats, borrowed_bytes: u64) -> CacheFigures {
+        CacheFigures {
+            committed_bytes: stats.committed_bytes,
+            shared_bytes: stats.shared_bytes,
+            live_bytes: stats.live_bytes,
+            slack_bytes: stats.slack_bytes,
+            idle_bytes: stats.idle_bytes,
+            parked_bytes: stats.parked_bytes,
+            borrowed_bytes,
+            sequences: stats.sequences,
+            background_growths: stats.background_growths,
+            foreground_growths: stats.foreground_growths,
+        }
+    }
 }
 
 /// What a growth on the stream's device could get, about.

@@ -19,8 +19,8 @@ pub enum SleepMode {
     Host,
 }
 
-/// The node of the host that weights, and parked sequences, go to.
-pub(crate) const HOST_NODE: u32 = 0;
+/// The node of the host that weights go to.
+const HOST_NODE: u32 = 0;
 
 /// How fast weights that were dropped come from a disk, in microseconds a byte: 5 GB/s, a round
 /// figure for one NVMe drive.
