@@ -6,6 +6,7 @@
 
 pub mod error;
 pub mod layout;
+mod paged;
 
 pub use error::KvError;
 pub use layout::{BlockLayout, Dtype, KvShape, LayoutError, Order, Part, SequenceLayout};

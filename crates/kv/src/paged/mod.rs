@@ -1,0 +1,3 @@
+//! Paged.
+mod bits;
+mod zone;
