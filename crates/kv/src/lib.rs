@@ -21,6 +21,7 @@ mod stats;
 pub use error::KvError;
 pub use layout::{BlockLayout, Dtype, KvShape, LayoutError, Order, Part, SequenceLayout};
 pub use memory::Lending;
+pub use paged::{BlockTables, Packed, PagedBuilder, PagedCache, PagedSequence};
 pub use room::{ADDRESS_SPACE_BYTES, KvRoom, MAPPINGS_MAX};
 pub use shortage::{EvictionHook, KvShortage};
 pub use stats::KvStats;

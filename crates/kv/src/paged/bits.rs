@@ -1,4 +1,4 @@
-//! A set of small numbers that finds its lowest and its highest member at once.
+//! A set of small numbers that finds its lowest member at once.
 
 /// A set of numbers below a length that is fixed: words of 64 bits, and above them words that say
 /// which of the words below have a bit.
@@ -60,23 +60,7 @@ impl Bits {
 
     /// The lowest member.
     pub(super) fn first(&self) -> Option<u32> {
-        self.descend(|word| word.trailing_zeros())
-    }
-
-    /// The highest member.
-    pub(super) fn last(&self) -> Option<u32> {
-        self.descend(|word| 63 - word.leading_zeros())
-    }
-
-    fn descend(&self, pick: impl Fn(u64) -> u32) -> Option<u32> {
-        if self.count == 0 {
-            return None;
-        }
-        let mut at = 0;
-        for level in self.levels.iter().rev() {
-            at = at * 64 + pick(level[at]) as usize;
-        }
-        u32::try_from(at).ok()
+        self.next(0)
     }
 
     /// The lowest member that is `from` or more.
@@ -127,7 +111,6 @@ mod tests {
                     false => set.remove(&number),
                 };
                 prop_assert_eq!(bits.first(), set.first().copied());
-                prop_assert_eq!(bits.last(), set.last().copied());
                 prop_assert_eq!(bits.next(number), set.range(number..).next().copied());
                 prop_assert_eq!(bits.contains(number), member);
             }

@@ -1,8 +1,9 @@
 //! [`Zone`]: blocks, who has them, and the chunks that they lie in. Plain numbers.
 //!
-//! A block is *free* if nobody has it and memory stands behind all of it, *lacking* if nobody has it
-//! and some of its memory is missing. A chunk is *empty* if it stands and no block that somebody has
-//! touches it. Where the length of a chunk is no multiple of a block's, a block touches several.
+//! A block is *taken* if tables have it, or if it is *held*: on its way into a table or out of them. One
+//! that is not taken is *free* if memory stands behind all of it, else *lacking*. A chunk is *empty* if
+//! it stands and touches no block that is taken. Where the length of a chunk is no multiple of a block's,
+//! a block touches several.
 
 mod packing;
 #[cfg(test)]
@@ -67,7 +68,7 @@ impl Geometry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Chunk {
     stands: bool,
-    /// Blocks that somebody has and that touch it.
+    /// Blocks that are taken and touch it.
     taken: u32,
 }
 
@@ -75,8 +76,9 @@ struct Chunk {
 #[derive(Clone, Debug)]
 pub(super) struct Zone {
     geometry: Geometry,
-    /// How many have each block.
+    /// How many tables have each block.
     refs: Vec<u32>,
+    held: Bits,
     chunks: Vec<Chunk>,
     free: Bits,
     lacking: Bits,
@@ -100,6 +102,7 @@ impl Zone {
         Zone {
             geometry,
             refs: vec![0; blocks as usize],
+            held: Bits::new(blocks),
             chunks: vec![Chunk::default(); chunks as usize],
             free: Bits::new(blocks),
             lacking,
@@ -129,12 +132,13 @@ impl Zone {
         self.free.count()
     }
 
-    /// Blocks that somebody has.
-    pub(super) fn taken_blocks(&self) -> u64 {
-        self.taken
+    /// Blocks that tables have.
+    pub(super) fn owned_blocks(&self) -> u64 {
+        let is_orphan = |index: &u32| self.refs[*index as usize] == 0;
+        self.taken - self.held.iter().filter(is_orphan).count() as u64
     }
 
-    /// Blocks that nobody has and that lack memory.
+    /// Blocks that are not taken and that lack memory.
     pub(super) fn lacking_blocks(&self) -> u64 {
         self.lacking.count()
     }
@@ -149,27 +153,82 @@ impl Zone {
         self.empty.count() * self.geometry.chunk_bytes
     }
 
-    /// How many have a block.
+    /// How many tables have a block.
     pub(super) fn refs(&self, block: u32) -> u32 {
         self.refs[self.index(block) as usize]
     }
 
-    /// Takes the lowest free block.
+    fn is_taken(&self, index: u32) -> bool {
+        self.refs[index as usize] > 0 || self.held.contains(index)
+    }
+
+    /// Takes the lowest free block for one table.
     pub(super) fn take(&mut self) -> Option<u32> {
         let index = self.free.first()?;
-        self.take_index(index);
+        self.occupy(index);
+        self.refs[index as usize] = 1;
         Some(index + self.geometry.first_block)
     }
 
-    /// Takes a block that is free.
-    pub(super) fn take_this(&mut self, block: u32) {
-        let index = self.index(block);
-        debug_assert!(self.free.contains(index));
-        self.take_index(index);
+    /// Holds the lowest free block.
+    pub(super) fn take_held(&mut self) -> Option<u32> {
+        let block = self.geometry.first_block + self.free.first()?;
+        self.hold(block);
+        Some(block)
     }
 
-    fn take_index(&mut self, index: u32) {
+    /// One more table has a block.
+    pub(super) fn add_ref(&mut self, block: u32) {
+        let index = self.index(block);
+        debug_assert!(self.refs[index as usize] > 0);
+        self.refs[index as usize] += 1;
+    }
+
+    /// One table fewer has a block.
+    pub(super) fn drop_ref(&mut self, block: u32) {
+        let index = self.index(block);
+        let refs = &mut self.refs[index as usize];
+        debug_assert!(*refs > 0);
+        *refs -= 1;
+        self.leave(index);
+    }
+
+    /// Holds a block, whoever has it: it stays taken until it is let go.
+    pub(super) fn hold(&mut self, block: u32) {
+        let index = self.index(block);
+        if !self.is_taken(index) {
+            debug_assert!(self.free.contains(index));
+            self.occupy(index);
+        }
+        self.held.set(index, true);
+    }
+
+    /// Ends a hold.
+    pub(super) fn let_go(&mut self, block: u32) {
+        let index = self.index(block);
+        debug_assert!(self.held.contains(index));
+        self.held.set(index, false);
+        self.leave(index);
+    }
+
+    /// One table has a block that was held.
+    pub(super) fn settle(&mut self, block: u32) {
+        let index = self.index(block);
+        debug_assert!(self.refs[index as usize] == 0);
         self.refs[index as usize] = 1;
+        self.let_go(block);
+    }
+
+    /// All that have one block, which is held, have the other one in its place, which was held too.
+    pub(super) fn hand_over(&mut self, Shift { from, to }: Shift) {
+        let (at_from, at_to) = (self.index(from) as usize, self.index(to) as usize);
+        debug_assert!(self.refs[at_to] == 0);
+        self.refs.swap(at_from, at_to);
+        self.let_go(to);
+        self.let_go(from);
+    }
+
+    fn occupy(&mut self, index: u32) {
         self.free.set(index, false);
         self.taken += 1;
         for chunk in self.geometry.chunks_of(index) {
@@ -178,21 +237,10 @@ impl Zone {
         }
     }
 
-    /// One more has a block.
-    pub(super) fn add_ref(&mut self, block: u32) {
-        let index = self.index(block);
-        debug_assert!(self.refs[index as usize] > 0);
-        self.refs[index as usize] += 1;
-    }
-
-    /// One fewer has a block. Says whether it is free now.
-    pub(super) fn drop_ref(&mut self, block: u32) -> bool {
-        let index = self.index(block);
-        let refs = &mut self.refs[index as usize];
-        debug_assert!(*refs > 0);
-        *refs -= 1;
-        if *refs > 0 {
-            return false;
+    /// Frees a block that nothing keeps any more.
+    fn leave(&mut self, index: u32) {
+        if self.is_taken(index) {
+            return;
         }
         self.taken -= 1;
         for chunk in self.geometry.chunks_of(index) {
@@ -203,10 +251,9 @@ impl Zone {
             }
         }
         self.sort(index);
-        true
     }
 
-    /// Puts a block that nobody has among the free or the lacking.
+    /// Puts a block that is not taken among the free or the lacking.
     fn sort(&mut self, index: u32) {
         let mut chunks = self.geometry.chunks_of(index);
         let stands = chunks.all(|chunk| self.chunks[chunk as usize].stands);
@@ -260,7 +307,7 @@ impl Zone {
         }
     }
 
-    /// Whether a chunk stays although nothing that somebody has touches it.
+    /// Whether a chunk stays although nothing that is taken touches it.
     fn is_kept(&self, chunk: u32) -> bool {
         let is_first = self.geometry.keeps_first && self.geometry.chunks_of(0).contains(&chunk);
         is_first && self.taken > 0
@@ -299,29 +346,29 @@ impl Zone {
         chunks
     }
 
-    /// The bytes of the buffer that chunks, in order, take; neighbours are one range.
+    /// Neighbours among chunks, which are in order, as one range of the buffer's bytes.
     pub(super) fn ranges(&self, chunks: &[u32]) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for chunk in chunks {
-            let start =
-                (self.geometry.first_chunk() + u64::from(*chunk)) * self.geometry.chunk_bytes;
-            let end = start + self.geometry.chunk_bytes;
-            match ranges.last_mut() {
-                Some(last) if last.end == start => last.end = end,
-                _ => ranges.push(start..end),
-            }
-        }
-        ranges
+        let runs = chunks.chunk_by(|one, next| one + 1 == *next);
+        runs.map(|run| self.range_of(run)).collect()
+    }
+
+    /// The bytes of the buffer that a run of neighbours takes.
+    pub(super) fn range_of(&self, run: &[u32]) -> Range<u64> {
+        let start = run.first().map_or(0, |first| self.offset_of(*first));
+        start..start + run.len() as u64 * self.geometry.chunk_bytes
+    }
+
+    fn offset_of(&self, chunk: u32) -> u64 {
+        (self.geometry.first_chunk() + u64::from(chunk)) * self.geometry.chunk_bytes
     }
 
     /// Which offsets of the buffer chunks stand at.
     pub(super) fn standing_offsets(&self) -> impl Iterator<Item = u64> + '_ {
-        let first = self.geometry.first_chunk();
-        let chunks = self.chunks.iter().enumerate().filter(|(_, chunk)| chunk.stands);
-        chunks.map(move |(at, _)| (first + at as u64) * self.geometry.chunk_bytes)
+        let stands = |chunk: &u32| self.chunks[*chunk as usize].stands;
+        (0..self.geometry.chunks()).filter(stands).map(|chunk| self.offset_of(chunk))
     }
 
-    /// Checks that the figures are those of the blocks, of which `refs` says who has them.
+    /// Checks that the figures are those of the blocks, of which `refs` says how many tables have each.
     pub(super) fn verify(&self, refs: &[u32]) -> Result<(), String> {
         if let Some(at) = (0..self.refs.len()).find(|at| self.refs[*at] != refs[*at]) {
             let block = self.geometry.first_block as usize + at;
@@ -331,7 +378,7 @@ impl Zone {
         for index in 0..self.geometry.blocks {
             let chunks = self.geometry.chunks_of(index);
             let stands = chunks.clone().all(|chunk| self.chunks[chunk as usize].stands);
-            let is_taken = self.refs[index as usize] > 0;
+            let is_taken = self.is_taken(index);
             if is_taken {
                 chunks.for_each(|chunk| taken[chunk as usize] += 1);
             }
@@ -348,7 +395,7 @@ impl Zone {
             }
         }
         let standing = self.standing_offsets().count() as u64;
-        let taken = self.refs.iter().filter(|refs| **refs > 0).count() as u64;
+        let taken = (0..self.geometry.blocks).filter(|index| self.is_taken(*index)).count() as u64;
         if (standing, taken) != (self.standing, self.taken) {
             return Err(format!("{standing} chunks stand, {taken} blocks are taken: {self:?}"));
         }

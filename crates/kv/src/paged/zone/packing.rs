@@ -69,12 +69,14 @@ impl Packing<'_> {
         if zone.is_kept(chunk) {
             return false;
         }
-        // Where chunks share a block, something may be to move into this one: it stays.
-        if zone.geometry().blocks_in(chunk).any(|index| self.is_target(index)) {
+        // Where chunks share a block, something may be to move into this one: it stays. So does what
+        // is on its way already.
+        let stays = |index| self.is_target(index) || zone.held.contains(index);
+        if zone.geometry().blocks_in(chunk).any(stays) {
             return true;
         }
         self.source[chunk as usize] = true;
-        let is_in = |index: &u32| zone.refs[*index as usize] > 0 && !self.planned[*index as usize];
+        let is_in = |index: &u32| zone.is_taken(*index) && !self.planned[*index as usize];
         let from: Vec<u32> = zone.geometry().blocks_in(chunk).filter(is_in).collect();
         let mut to = Vec::new();
         while *fullest > emptiest + 1 && to.len() < from.len() {
@@ -96,7 +98,7 @@ impl Packing<'_> {
 
     /// Whether something is to move into a block.
     fn is_target(&self, index: u32) -> bool {
-        self.planned[index as usize] && self.zone.refs[index as usize] == 0
+        self.planned[index as usize] && !self.zone.is_taken(index)
     }
 
     /// Whether a block can take one: it is free, and each of its chunks is used anyhow.
