@@ -11,4 +11,6 @@ pub mod cache;
 pub mod clock;
 pub mod engine;
 pub mod model;
+pub mod fleet;
+pub mod meters;
 pub mod pattern;

@@ -152,6 +152,7 @@ impl PagedBuilder {
         }
         let bell = Arc::new(Bell::default());
         let memory = Memory {
+            pool: self.pool.clone(),
             buffer: buffer.build()?,
             stream: self.stream,
             lending: self.lending,

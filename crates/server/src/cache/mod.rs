@@ -6,7 +6,7 @@ mod room;
 
 use serde::Serialize;
 use vmm_kv::{
-    BlockTables, ContiguousCache, KvError, KvShape, PagedCache, PagedSequence, Sequence,
+    BlockTables, ContiguousCache, KvError, KvShape, KvStats, PagedCache, PagedSequence, Sequence,
 };
 use vmm_pool::{ElasticBuffer, Error, Place, Pool, Use};
 use vmm_sys::object::Stream;
@@ -16,7 +16,7 @@ pub use room::{CacheFigures, Room};
 
 use crate::backend::{Layout, ReadBytes};
 use crate::model::ModelSpec;
-use room::room_bytes;
+use room::{lent_bytes, room_bytes};
 
 /// Where parked sequences, and weights that sleep, lie.
 pub const HOST: Place = Place::HostNuma(0);
@@ -81,7 +81,10 @@ impl CacheSettings {
 #[derive(Debug)]
 pub struct Cache {
     kind: Kind,
+    pool: Pool,
     token_bytes: u64,
+    borrows: bool,
+    max_sequences: u32,
     /// Of the batch that was laid out last.
     places: Vec<u64>,
     away: Away,
@@ -126,14 +129,24 @@ impl Cache {
     ) -> Result<Cache, KvError> {
         let kind = match settings.form {
             Form::Fixed => Kind::Fixed(FixedCache::build(pool, stream, shape, settings)?),
-            Form::Contiguous => Kind::Contiguous(growing::contiguous(pool, stream, shape, settings)?),
+            Form::Contiguous => {
+                Kind::Contiguous(growing::contiguous(pool, stream, shape, settings)?)
+            }
             Form::Paged => {
                 let (cache, tables) = growing::paged(pool, stream, shape, settings)?;
                 Kind::Paged(cache, tables)
             }
         };
         let token_bytes = shape.token_bytes();
-        Ok(Cache { kind, token_bytes, places: Vec::new(), away: Away::default() })
+        Ok(Cache {
+            kind,
+            pool: pool.clone(),
+            token_bytes,
+            borrows: settings.borrows,
+            max_sequences: settings.max_sequences,
+            places: Vec::new(),
+            away: Away::default(),
+        })
     }
 
     /// Opens a sequence, with memory for so many tokens.
@@ -191,8 +204,21 @@ impl Cache {
                 sequences: u64::from(cache.free_slots()),
                 ..Room::default()
             },
-            Kind::Contiguous(cache) => Room::from(cache.room()),
-            Kind::Paged(cache, _) => Room::from(cache.room()),
+            Kind::Contiguous(cache) => self.growing_room(cache.stats()),
+            Kind::Paged(cache, _) => self.growing_room(cache.stats()),
+        }
+    }
+
+    /// What the device, and those who lend, have left, and the cache's own idle memory.
+    fn growing_room(&self, stats: KvStats) -> Room {
+        let tokens = |bytes: u64| bytes / self.token_bytes;
+        let here_bytes = room_bytes(&self.pool, self.stream()).unwrap_or(0) + stats.idle_bytes;
+        let lent_bytes = if self.borrows { lent_bytes(&self.pool) } else { 0 };
+        Room {
+            here_tokens: tokens(here_bytes),
+            borrowed_tokens: tokens(lent_bytes),
+            host_tokens: 0,
+            sequences: u64::from(self.max_sequences).saturating_sub(stats.sequences),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Figures of a cache: what it has, and what it could still take.
 
 use serde::{Deserialize, Serialize};
-use vmm_kv::{KvRoom, KvStats};
+use vmm_kv::KvStats;
 use vmm_pool::{Error, Pool};
 use vmm_sys::object::Stream;
 
@@ -52,17 +52,6 @@ pub struct CacheFigures {
     pub foreground_growths: u64,
 }
 
-impl From<KvRoom> for Room {
-    fn from(room: KvRoom) -> Room {
-        Room {
-            here_tokens: room.here_tokens,
-            borrowed_tokens: room.borrowed_tokens,
-            host_tokens: room.host_tokens,
-            sequences: room.sequences,
-        }
-    }
-}
-
 impl CacheFigures {
     pub(super) fn of(stats: KvStats, borrowed_bytes: u64) -> CacheFigures {
         CacheFigures {
@@ -87,4 +76,14 @@ pub(super) fn room_bytes(pool: &Pool, stream: &Stream) -> Result<u64, Error> {
     let free_bytes = pool.driver().mem_info(device)?.free_bytes;
     let left_bytes = stats.limit_bytes.saturating_sub(stats.held_bytes);
     Ok(stats.stock_bytes + left_bytes.min(free_bytes))
+}
+
+/// What devices would lend, about.
+pub(super) fn lent_bytes(pool: &Pool) -> u64 {
+    let stats = pool.stats();
+    let left = stats.devices.iter().map(|(_, it)| {
+        let left_bytes = it.limit_bytes.saturating_sub(it.held_bytes) + it.stock_bytes;
+        it.lending_bytes.saturating_sub(it.lending_booked_bytes).min(left_bytes)
+    });
+    left.sum()
 }
