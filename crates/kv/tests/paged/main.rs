@@ -9,4 +9,5 @@ mod model;
 mod packing;
 mod places;
 mod shortage;
+mod streams;
 mod threads;

@@ -1,6 +1,6 @@
 //! Random histories, compared with a shadow that knows what every token holds.
 //!
-//! `KV_SEEDS` sets how many histories are tried, `KV_SEED` the one.
+//! `KV_SEEDS` sets how many histories are tried, `KV_SEED` which one alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +52,33 @@ struct Run {
     last_stamp: u64,
     row: usize,
     faulty: bool,
+    tally: Tally,
+}
+
+/// What happened at all: a history in which nothing does proves nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    packed: u64,
+    parked: u64,
+    resumed: u64,
+    copied: u64,
+    refused: u64,
+    faults: u64,
+    evicted: u64,
+    borrowed: u64,
+}
+
+impl Tally {
+    fn add(&mut self, other: Tally) {
+        self.packed += other.packed;
+        self.parked += other.parked;
+        self.resumed += other.resumed;
+        self.copied += other.copied;
+        self.refused += other.refused;
+        self.faults += other.faults;
+        self.evicted += other.evicted;
+        self.borrowed += other.borrowed;
+    }
 }
 
 impl Run {
@@ -84,8 +111,8 @@ impl Run {
         let hook = rng.chance(50).then(|| cache.on_shortage(evict));
         let tenant = machine.pool.elastic(DeviceId(0)).chunk_bytes(G).build().unwrap();
         let tables = BlockTables::new(TABLE_ROWS, 256);
-        let (last_stamp, row) = (0, 0);
-        Run { rng, machine, cache, sequences, hook, tenant, tables, last_stamp, row, faulty }
+        let (last_stamp, row, tally) = (0, 0, Tally::default());
+        Run { rng, machine, cache, sequences, hook, tenant, tables, last_stamp, row, faulty, tally }
     }
 
     /// Does `work`, during which a driver call may fail.
@@ -102,8 +129,12 @@ impl Run {
         self.machine.sim.clear_faults();
         match outcome {
             Ok(done) => Some(done),
-            Err(KvError::NoMemory { .. } | KvError::TooLong { .. }) => None,
+            Err(KvError::NoMemory { .. } | KvError::TooLong { .. }) => {
+                self.tally.refused += 1;
+                None
+            }
             Err(error) if fired > 0 => {
+                self.tally.faults += 1;
                 assert!(matches!(error, KvError::Pool(_)), "{error}");
                 None
             }
@@ -153,7 +184,8 @@ impl Run {
             72..80 => self.park(),
             80..86 => {
                 let max_blocks = [1, 3, 10, u64::MAX][self.rng.below(4) as usize];
-                self.attempt(|cache| cache.pack(max_blocks));
+                let packed = self.attempt(|cache| cache.pack(max_blocks));
+                self.tally.packed += packed.map_or(0, |packed| packed.blocks);
             }
             86..88 => {
                 let keep_bytes = self.rng.below(3) * G;
@@ -186,9 +218,10 @@ impl Run {
         if sequence.is_parked() {
             assert!(matches!(sequence.append(tokens), Err(KvError::Parked)));
         } else {
-            let first = stamps.len() as u64;
+            let (first, before) = (stamps.len() as u64, sequence.blocks());
             if let Some(at) = self.attempt(|_| sequence.append(tokens)) {
                 assert_eq!(at, first);
+                self.tally.copied += u64::from(sequence.blocks()[..before.len()] != before);
             }
         }
         let mut written = (sequence, stamps);
@@ -214,6 +247,10 @@ impl Run {
             false => self.attempt(|_| sequence.park()),
         };
         assert_eq!(sequence.is_parked(), was_parked != done.is_some());
+        match was_parked {
+            true => self.tally.resumed += u64::from(done > Some(0)),
+            false => self.tally.parked += u64::from(done > Some(0)),
+        }
         self.put((sequence, stamps));
     }
 
@@ -239,6 +276,7 @@ impl Run {
     fn check(&mut self) {
         self.cache.verify().unwrap();
         self.row += 1;
+        self.tally.borrowed += u64::from(!self.cache.buffer().stats().borrowed.is_empty());
         for (sequence, stamps) in &*self.sequences.lock() {
             assert_eq!(sequence.tokens(), stamps.len() as u64);
             for (token, stamp) in stamps.iter().enumerate() {
@@ -248,8 +286,9 @@ impl Run {
         }
     }
 
-    fn end(self) {
-        let Run { machine, cache, sequences, hook, tenant, .. } = self;
+    fn end(self) -> Tally {
+        let Run { machine, cache, sequences, hook, tenant, mut tally, .. } = self;
+        tally.evicted = cache.stats().evictions;
         for (sequence, stamps) in &*sequences.lock() {
             check(&cache, sequence, stamps);
         }
@@ -260,15 +299,17 @@ impl Run {
         cache.verify().unwrap();
         drop((hook, cache, tenant));
         machine.end();
+        tally
     }
 }
 
-fn histories(first_seed: u64, faulty: bool) {
+fn histories(first_seed: u64, faulty: bool) -> Tally {
     let number = |name: &str| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
     let seeds = match number("KV_SEED") {
         Some(seed) => seed..seed + 1,
         None => first_seed..first_seed + number("KV_SEEDS").unwrap_or(40),
     };
+    let mut tally = Tally::default();
     for seed in seeds {
         // Shown when it fails.
         eprintln!("KV_SEED={seed}");
@@ -277,16 +318,27 @@ fn histories(first_seed: u64, faulty: bool) {
             run.step();
             run.check();
         }
-        run.end();
+        tally.add(run.end());
     }
+    tally
+}
+
+/// Whether each of these things happened, unless one history was asked for.
+fn check_tally(tally: Tally) {
+    eprintln!("{tally:?}");
+    let Tally { packed, parked, resumed, copied, refused, evicted, borrowed, .. } = tally;
+    let all = [packed, parked, resumed, copied, refused, evicted, borrowed];
+    assert!(std::env::var("KV_SEED").is_ok() || all.iter().all(|times| *times >= 20), "{tally:?}");
 }
 
 #[test]
 fn every_token_is_where_its_sequence_says() {
-    histories(1, false);
+    check_tally(histories(1, false));
 }
 
 #[test]
 fn nothing_is_lost_to_driver_calls_that_fail() {
-    histories(1_000_001, true);
+    let tally = histories(1_000_001, true);
+    check_tally(tally);
+    assert!(std::env::var("KV_SEED").is_ok() || tally.faults >= 20, "{tally:?}");
 }
