@@ -12,9 +12,8 @@ const METADATA: Metadata<'static> = Metadata::new("vmm_server", Level::INFO, Som
 
 const STEP_US: &str = "vmm_step_us";
 /// Upper ends of the histogram of step times, in microseconds.
-const STEP_BUCKETS_US: [f64; 14] = [
-    100.0, 200.0, 500.0, 1e3, 2e3, 3e3, 5e3, 7.5e3, 10e3, 15e3, 25e3, 50e3, 100e3, 1e6,
-];
+const STEP_BUCKETS_US: [f64; 14] =
+    [100.0, 200.0, 500.0, 1e3, 2e3, 3e3, 5e3, 7.5e3, 10e3, 15e3, 25e3, 50e3, 100e3, 1e6];
 
 /// Names, units and what they mean.
 const COUNTERS: [(&str, &str); 8] = [

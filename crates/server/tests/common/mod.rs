@@ -16,23 +16,23 @@ use vmm_sys::object::Stream;
 use vmm_sys::sim::Sim;
 use vmm_sys::{DeviceId, Driver};
 
-pub const HOME: DeviceId = DeviceId(0);
+pub(crate) const HOME: DeviceId = DeviceId(0);
 
 /// All forms.
-pub fn forms() -> Vec<Form> {
+pub(crate) fn forms() -> Vec<Form> {
     Form::value_variants().to_vec()
 }
 
 /// A machine with a pool that does everything in the calling thread.
-pub struct Rig {
-    pub sim: Arc<Sim>,
-    pub pool: Pool,
-    pub stream: Stream,
+pub(crate) struct Rig {
+    pub(crate) sim: Arc<Sim>,
+    pub(crate) pool: Pool,
+    pub(crate) stream: Stream,
 }
 
 impl Rig {
     /// With `limit_bytes` on each of two devices, and as much of the host.
-    pub fn new(limit_bytes: u64) -> Rig {
+    pub(crate) fn new(limit_bytes: u64) -> Rig {
         let sim = Sim::builder().devices(2).device_bytes(8 << 30).build();
         let driver: Arc<dyn Driver> = sim.clone();
         let pool = Pool::builder(driver.clone())
@@ -48,18 +48,23 @@ impl Rig {
         Rig { sim, pool, stream }
     }
 
-    pub fn cache(&self, form: Form, spec: &ModelSpec) -> CacheSettings {
+    pub(crate) fn cache(&self, form: Form, spec: &ModelSpec) -> CacheSettings {
         let mut settings = CacheSettings::new(form, spec, 2 << 20);
         settings.background = false;
         settings
     }
 
-    pub fn engine(&self, spec: &ModelSpec, cache: &CacheSettings, set: EngineSettings) -> Engine {
+    pub(crate) fn engine(
+        &self,
+        spec: &ModelSpec,
+        cache: &CacheSettings,
+        set: EngineSettings,
+    ) -> Engine {
         self.engine_with(spec, cache, set, |backend| backend)
     }
 
     /// With a backend around the simulated one.
-    pub fn engine_with(
+    pub(crate) fn engine_with(
         &self,
         spec: &ModelSpec,
         cache: &CacheSettings,
@@ -83,7 +88,7 @@ impl Rig {
     }
 
     /// Everything was given back, and the pool is whole.
-    pub fn check_empty(&self) {
+    pub(crate) fn check_empty(&self) {
         self.pool.verify().unwrap();
         for device in self.pool.devices() {
             let stats = self.pool.device_stats(device).unwrap();
@@ -99,19 +104,19 @@ impl Rig {
     }
 }
 
-pub fn tiny() -> ModelSpec {
+pub(crate) fn tiny() -> ModelSpec {
     ModelSpec::preset("tiny").unwrap()
 }
 
 /// A request, and what it is answered.
-pub struct Asked {
-    pub prompt: Vec<u32>,
-    pub max_tokens: u32,
-    pub answer: Answer,
+pub(crate) struct Asked {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) max_tokens: u32,
+    pub(crate) answer: Answer,
 }
 
 impl Asked {
-    pub fn of(engine: &mut Engine, prompt: Vec<u32>, max_tokens: u32) -> Asked {
+    pub(crate) fn of(engine: &mut Engine, prompt: Vec<u32>, max_tokens: u32) -> Asked {
         let answer = Answer::default();
         let sink = Box::new(answer.clone());
         engine.submit(Job { prompt: prompt.clone(), max_tokens, sink });
@@ -119,12 +124,17 @@ impl Asked {
     }
 
     /// `index` tells the prompt.
-    pub fn nth(engine: &mut Engine, index: u32, prompt_tokens: u32, max_tokens: u32) -> Asked {
+    pub(crate) fn nth(
+        engine: &mut Engine,
+        index: u32,
+        prompt_tokens: u32,
+        max_tokens: u32,
+    ) -> Asked {
         let prompt = (0..prompt_tokens).map(|i| (index * 31 + i * 7) % VOCABULARY).collect();
         Asked::of(engine, prompt, max_tokens)
     }
 
-    pub fn check_right(&self, spec: &ModelSpec) {
+    pub(crate) fn check_right(&self, spec: &ModelSpec) {
         assert_eq!(self.answer.outcome(), Some(Outcome::Finished));
         let pattern = spec.pattern().unwrap();
         let right = pattern.answer(&self.prompt, self.max_tokens as usize, VOCABULARY);
@@ -133,7 +143,7 @@ impl Asked {
 }
 
 /// Ticks until nothing is left, with a bound.
-pub fn run(engine: &mut Engine) {
+pub(crate) fn run(engine: &mut Engine) {
     for _ in 0..100_000 {
         match engine.tick() {
             Tick::Idle => return,
@@ -145,10 +155,10 @@ pub fn run(engine: &mut Engine) {
 }
 
 /// A backend that spoils one byte before a step.
-pub struct Spoiler {
-    pub inner: Box<dyn Backend>,
-    pub steps: u32,
-    pub at_step: u32,
+pub(crate) struct Spoiler {
+    pub(crate) inner: Box<dyn Backend>,
+    pub(crate) steps: u32,
+    pub(crate) at_step: u32,
 }
 
 impl Backend for Spoiler {
