@@ -17,3 +17,4 @@ pub mod load;
 pub mod meters;
 pub mod model;
 pub mod pattern;
+pub mod serve;
