@@ -65,7 +65,7 @@ pub(crate) enum Found<'a> {
     Nothing,
     /// A mapping of the right kind, with its last users.
     Reclaimed(Returned),
-    /// One of another kind, which waits there for its users.
+    /// One of another kind, or of a chunk that is used elsewhere: it waits there for its users.
     Other(Site<'a>),
 }
 
@@ -129,6 +129,12 @@ impl Places {
             }
         }
         Found::Nothing
+    }
+
+    /// The place of a memory that was given up and still stands at `address` for its users.
+    pub(crate) fn occupant(&self, address: u64) -> Option<Site<'_>> {
+        let mut sites = self.sites().filter(|site| !site.depot.leaving.is_empty());
+        sites.find(|site| site.depot.leaving.has(address))
     }
 
     /// Lists a new buffer.

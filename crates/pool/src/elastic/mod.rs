@@ -20,7 +20,8 @@
 //!
 //! `body`, `state`: what it is made of, and who may change it. `growth`, `commit`, `decommit`: memory
 //! comes and goes; `borrow`: from lenders too. `access`: which devices may use it. `uses`: which
-//! streams do; `copy`: copies within it. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
+//! streams do; `copy`: copies within it. `share`: one chunk at
+//! several addresses. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
 //! `relocate`, `take_back`: other places for the memory, by way of `door`, which keeps users out
 //! meanwhile, and `copier`; asked for by `migrate` and `sleep`, by a lender (`recall`), by the pool
 //! when a home has room again (`homecoming`) and when a device is short (`relief`). `progress`: what
@@ -48,6 +49,7 @@ mod progress;
 pub(crate) mod recall;
 pub(crate) mod relief;
 mod relocate;
+mod share;
 pub(crate) mod sleep;
 mod state;
 pub(crate) mod stats;
@@ -88,7 +90,7 @@ use commit::How;
 /// Addresses of its own, for a capacity that is reserved at once, and physical memory behind them
 /// that grows and shrinks in place by whole chunks.
 ///
-/// Who owns the physical memory: the buffer alone; no chunk is shared. Is the address stable: yes,
+/// Who owns the physical memory: the buffer alone; no chunk is shared with another buffer. Is the address stable: yes,
 /// until the drop, whatever happens to the memory. Who may access: its home, and the devices that
 /// the pool's policy and [`grant`](ElasticBuffer::grant) name.
 ///
@@ -123,7 +125,7 @@ impl ElasticBuffer {
         self.body.shape.chunk_bytes
     }
 
-    /// Physical memory at its addresses, in bytes.
+    /// Its addresses with memory behind them, in bytes.
     pub fn committed_bytes(&self) -> u64 {
         self.body.committed_bytes()
     }
@@ -299,7 +301,8 @@ impl ElasticBuffer {
     }
 
     /// Descriptors of the pieces, for other processes; each keeps its memory taken until it is
-    /// closed. Slow, 0.6 ms a piece: make them once and keep them while the generation stays.
+    /// closed. Slow, 0.6 ms a piece: make them once and keep them while the generation stays. A
+    /// shared chunk has one for each of its addresses.
     ///
     /// # Errors
     /// [`ElasticError::NotExportable`] unless the buffer was built exportable; the driver's.

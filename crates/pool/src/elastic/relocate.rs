@@ -6,7 +6,7 @@
 //! is mapped at the buffer's address (rows D-V1, D-V5). The old chunks are kept until all have
 //! changed place, so that a failure at any step brings them back: nobody has written meanwhile.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use vmm_sys::AccessGrant;
@@ -20,6 +20,7 @@ use super::error::ElasticError;
 use super::hooks::Phase;
 use super::state::{Standing, State};
 use super::terms::{Left, Moved, Target, Terms};
+use crate::depot::Footing;
 use crate::error::Error;
 use crate::landing::Spare;
 use crate::lane::{Asker, Waited};
@@ -38,6 +39,7 @@ pub(super) struct Leg {
     pub(super) slot: u32,
     pub(super) to: Place,
     pub(super) origin: Origin,
+    pub(super) footing: Footing,
     /// The booking of a lender's memory.
     pub(super) loan: Option<Loan>,
     /// The new chunk, at an address of the move's own.
@@ -81,6 +83,8 @@ struct Remains {
     /// Where else the old chunk is mapped: ready for the next, and where it should not be.
     spare: Option<Spare>,
     aliases: Vec<Mapping>,
+    /// Alive while the old chunk stands in other slots.
+    footing: Weak<Footing>,
 }
 
 /// What an exchange needs, made before anybody is concerned.
@@ -104,7 +108,8 @@ impl Operation<'_> {
         let targets: Vec<Target> = {
             let state = body.state();
             let is_away = |it: &Target| {
-                state.pieces.get(&it.slot).is_some_and(|standing| standing.place != it.to)
+                let standing = state.pieces.get(&it.slot);
+                standing.is_some_and(|standing| standing.place != it.to || it.is_anew)
             };
             targets.filter(is_away).collect()
         };
@@ -330,13 +335,13 @@ impl Operation<'_> {
         let mut state = body.state();
         state.generation += 1;
         let (generation, home) = (state.generation, state.home);
-        for Leg { slot, to, loan, shadow, stage, .. } in legs {
+        for Leg { slot, to, footing, loan, shadow, stage, .. } in legs {
             let Stage::New { mapping, old } = stage else { continue };
             state.arrived(to, body.shape.chunk_bytes, loan.is_some());
             if loan.is_some() {
                 state.rests_until_ms = rests_until_ms;
             }
-            let mut standing = body.standing(home, mapping, generation, loan);
+            let mut standing = body.standing(home, mapping, generation, footing, loan);
             let shadow = match to {
                 Place::Device(_) => Some(shadow),
                 Place::HostNuma(_) => {
@@ -344,9 +349,10 @@ impl Operation<'_> {
                     None
                 }
             };
-            let before = state.pieces.insert(slot, standing);
-            let (spare, aliases) = before.map(|it| (it.spare, it.aliases)).unwrap_or_default();
-            left.push(Remains { slot, to, shadow, old, spare, aliases });
+            let Some(before) = state.pieces.insert(slot, standing) else { continue };
+            let Standing { spare, aliases, footing, .. } = before;
+            let footing = Arc::downgrade(&footing);
+            left.push(Remains { slot, to, shadow, old, spare, aliases, footing });
         }
         state.counts.moved_bytes += bytes;
         publish(&mut state);
@@ -357,8 +363,7 @@ impl Operation<'_> {
 
     /// Gives back what the move left: its own addresses, and the old chunks.
     fn leave_behind(&self, left: Vec<Remains>, terms: &Terms) {
-        let bytes = self.0.shape.chunk_bytes;
-        for Remains { slot, to, shadow, old, spare, aliases } in left {
+        for Remains { slot, to, shadow, old, spare, aliases, footing } in left {
             if let Some(shadow) = shadow
                 && let Ok(site) = self.0.places.site(to)
             {
@@ -366,11 +371,18 @@ impl Operation<'_> {
                 self.part_with(slot, &site, shadow, &Origin::Stock, terms.turn);
             }
             let Ok(site) = self.0.places.site(Place::of(old.props())) else { continue };
-            site.depot.elastic_shrank(bytes);
-            site.depot.leaving.add(aliases.into_iter(), Vec::new());
-            if let Some(spare) = spare {
-                site.depot.landing.put(spare);
-                continue;
+            let leaving = &site.depot.leaving;
+            leaving.add_shared(aliases.into_iter(), Vec::new(), &footing);
+            match spare {
+                // Nobody else has the chunk.
+                Some(spare) if Arc::strong_count(&old) == 2 => {
+                    site.depot.landing.put(spare);
+                    continue;
+                }
+                spare => {
+                    let spare = spare.into_iter().map(|spare| spare.mapping);
+                    leaving.add_shared(spare, Vec::new(), &footing);
+                }
             }
             match terms.left {
                 Left::Shelf => site.depot.settle(old, terms.turn),

@@ -1,5 +1,8 @@
 //! The walker's view of elastic buffers (docs/INVARIANTS.md).
 
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
 use crate::place::Place;
 use crate::places::{Places, Site};
 
@@ -95,8 +98,19 @@ fn walk(
     let home = Place::Device(state.home);
     let known =
         |place| index_of(place).ok_or(format!("I27: a piece lies on {place}, unknown here"));
+    // Each chunk once, and one footing for all of its slots.
+    let (mut footings, mut chunks) = (HashSet::new(), HashMap::new());
     for (slot, standing) in &state.pieces {
         check_piece(body, &state, *slot, standing)?;
+        let footing = Arc::as_ptr(&standing.footing);
+        if let Some(mapping) = standing.mapping()
+            && *chunks.entry(Arc::as_ptr(mapping.chunk())).or_insert(footing) != footing
+        {
+            return Err(format!("I36: the chunk of slot {slot} is counted twice"));
+        }
+        if !footings.insert(footing) {
+            continue;
+        }
         let sums = &mut found[known(standing.place)?];
         sums.elastic += chunk_bytes;
         sums.loans += if standing.is_borrowed() { chunk_bytes } else { 0 };
@@ -104,6 +118,9 @@ fn walk(
             sums.lent += chunk_bytes;
             found[known(home)?].borrowed += chunk_bytes;
         }
+    }
+    if chunks.values().collect::<HashSet<_>>().len() != chunks.len() {
+        return Err("I36: chunks that differ are counted as one".to_owned());
     }
     for (place, incoming) in &state.incoming {
         let sums = &mut found[known(*place)?];
