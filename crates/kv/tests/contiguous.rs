@@ -273,7 +273,10 @@ fn a_cache_sleeps_and_wakes_by_its_tag_with_sequences_open() {
         append(&machine, &cache, &mut sequence, 100, 4);
         read(&machine, &cache, &sequence, 0..40, 3);
         check(&cache);
-        machine.pool.sleep("model", vmm_pool::Contents::Dropped, std::time::Duration::ZERO).unwrap();
+        machine
+            .pool
+            .sleep("model", vmm_pool::Contents::Dropped, std::time::Duration::ZERO)
+            .unwrap();
         machine.pool.wake("model").unwrap();
         write(&machine, &cache, &sequence, 0..140, 5);
         check(&cache);
