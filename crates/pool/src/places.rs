@@ -173,11 +173,17 @@ impl Site<'_> {
             let others = others.filter(|(bytes, _)| *bytes != chunk_bytes);
             exact.chain(others).map(|(bytes, count)| bytes * count as u64).sum()
         };
+        stock_bytes.saturating_add(self.depot.room_bytes().min(self.free_bytes()))
+    }
+
+    /// What the driver has left here, as far as can be said.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let Some(device) = self.place.device() else { return u64::MAX };
         // A device of which the pool has nothing may have no context, and asking makes one.
-        let is_known = self.place.device().is_some() && self.depot.held_bytes() > 0;
-        let info = if is_known { device_memory(self.keeper) } else { None };
-        let free_bytes = info.map_or(u64::MAX, |info| info.free_bytes);
-        stock_bytes.saturating_add(self.depot.room_bytes().min(free_bytes))
+        if self.depot.held_bytes() == 0 {
+            return self.places.driver.device_total_bytes(device).unwrap_or(u64::MAX);
+        }
+        device_memory(self.keeper).map_or(u64::MAX, |info| info.free_bytes)
     }
 
     pub(crate) fn sweep(&self, wait: Wait, turn: Turn) {

@@ -59,7 +59,7 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
 
 /// Bytes of the chunks that stand at addresses of no use any more, and only there: on their way to
 /// the shelf.
-fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
+pub(crate) fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
     let placed = states.iter().flat_map(|state| state.region.placed());
     let mut known: HashSet<*const Chunk> =
         placed.map(|(_, placed)| Arc::as_ptr(placed.mapping.chunk())).collect();

@@ -342,7 +342,7 @@ impl<'a> Operation<'a> {
             }
             let footing = site.depot.footing(chunk_bytes);
             let standing = body.standing(home, mapping, generation, footing, loan);
-            state.pieces.insert(slot, Standing { aliases, ..standing });
+            state.insert(slot, Standing { aliases, ..standing });
         }
         (generation, borrowed)
     }

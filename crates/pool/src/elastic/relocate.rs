@@ -14,7 +14,7 @@ use vmm_sys::object::{Chunk, Latch, Mapping, RelaxedCapture};
 
 use super::body::Operation;
 use super::commit::{Origin, give_back};
-use super::copier::Copier;
+use super::copier::{Copier, copy};
 use super::door::{Closed, Held};
 use super::error::ElasticError;
 use super::hooks::Phase;
@@ -30,9 +30,6 @@ use crate::turn::Turn;
 
 /// The most chunks that are swapped together: others wait for their turn at the driver meanwhile.
 const BATCH_MAX: usize = 16;
-
-/// The longest chunk that is copied by a kernel.
-const KERNEL_BYTES_MAX: u64 = 64 << 20;
 
 /// One chunk on its way to another place.
 pub(super) struct Leg {
@@ -349,7 +346,7 @@ impl Operation<'_> {
                     None
                 }
             };
-            let Some(before) = state.pieces.insert(slot, standing) else { continue };
+            let Some(before) = state.insert(slot, standing) else { continue };
             let Standing { spare, aliases, footing, .. } = before;
             let footing = Arc::downgrade(&footing);
             left.push(Remains { slot, to, shadow, old, spare, aliases, footing });
@@ -390,28 +387,4 @@ impl Operation<'_> {
             }
         }
     }
-}
-
-/// Enqueues the copy of each leg, and the event after it.
-///
-/// Mapping calls and copy engines wait for each other, so that a swap beside them holds the users up for
-/// twice the copy; a kernel waits for nobody, and reaches the links' speed too. It does not reach the
-/// host's, and for long chunks the few swaps matter less than the engines' small lead
-/// (docs/DRIVER.md).
-fn copy(legs: &[Leg], copier: &Copier) -> Result<(), Error> {
-    let is_on_device = |mapping: &Mapping| Place::of(mapping.chunk().props()).device().is_some();
-    for (leg, copied) in legs.iter().zip(&copier.events) {
-        if let Stage::Old(old) = &leg.stage {
-            let by_kernel = copier.has_kernels
-                && old.bytes() <= KERNEL_BYTES_MAX
-                && is_on_device(old)
-                && is_on_device(&leg.shadow);
-            match by_kernel {
-                true => leg.shadow.copy_from_by_kernel(old, &copier.stream)?,
-                false => leg.shadow.copy_from(old, &copier.stream)?,
-            }
-        }
-        copied.record(&copier.stream)?;
-    }
-    Ok(())
 }

@@ -210,7 +210,7 @@ impl Operation<'_> {
                 spare: None,
                 aliases: Vec::new(),
             };
-            state.pieces.insert(to, standing);
+            state.insert(to, standing);
         }
         generation
     }

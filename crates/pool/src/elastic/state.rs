@@ -2,6 +2,7 @@
 //! publish.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use vmm_sys::object::{Chunk, Mapping};
@@ -19,8 +20,11 @@ use crate::place::Place;
 pub(crate) struct State {
     /// By slot: the slot's number times the chunk length is the offset.
     pub(crate) pieces: BTreeMap<u32, Standing>,
-    /// Slots whose chunks are [`Stuck`].
+    /// Slots whose chunks are [`Stuck`]; those that owe grants, and those with aliases: what every
+    /// operation begins with goes by these, and not by all pieces.
     pub(super) stuck: BTreeSet<u32>,
+    pub(super) indebted: BTreeSet<u32>,
+    pub(super) aliased: BTreeSet<u32>,
     /// Bytes of chunks that stand at addresses of a move's own, by the place they are made at.
     pub(crate) incoming: BTreeMap<Place, Incoming>,
     /// Until then it does not come home by itself, by the pool's clock.
@@ -147,6 +151,8 @@ impl State {
         State {
             pieces: BTreeMap::new(),
             stuck: BTreeSet::new(),
+            indebted: BTreeSet::new(),
+            aliased: BTreeSet::new(),
             incoming: BTreeMap::new(),
             rests_until_ms: 0,
             homeward: false,
@@ -162,18 +168,54 @@ impl State {
 
     /// Says what is at a slot's addresses, if the slot has memory.
     pub(super) fn set_backing(&mut self, slot: u32, backing: Backing) {
-        let Some(standing) = self.pieces.get_mut(&slot) else { return };
-        match backing {
-            Backing::Stuck(_) => self.stuck.insert(slot),
-            Backing::Mapped(_) | Backing::InHand => self.stuck.remove(&slot),
-        };
-        standing.backing = backing;
+        self.change(slot, |standing| standing.backing = backing);
+    }
+
+    /// Puts a chunk into a slot. Returns the one that stood there.
+    pub(super) fn insert(&mut self, slot: u32, standing: Standing) -> Option<Standing> {
+        let before = self.remove(slot);
+        self.pieces.insert(slot, standing);
+        self.note(slot);
+        before
     }
 
     /// Takes a slot's chunk out.
     pub(super) fn remove(&mut self, slot: u32) -> Option<Standing> {
-        self.stuck.remove(&slot);
-        self.pieces.remove(&slot)
+        let standing = self.pieces.remove(&slot);
+        self.note(slot);
+        standing
+    }
+
+    /// Changes what a slot's chunk owes, and where else it is mapped.
+    pub(super) fn change(&mut self, slot: u32, change: impl FnOnce(&mut Standing)) {
+        if let Some(standing) = self.pieces.get_mut(&slot) {
+            change(standing);
+        }
+        self.note(slot);
+    }
+
+    /// Lists the slot where it belongs.
+    fn note(&mut self, slot: u32) {
+        let standing = self.pieces.get(&slot);
+        let is_stuck = standing.is_some_and(|it| matches!(it.backing, Backing::Stuck(_)));
+        let is_indebted = standing.is_some_and(|it| !it.owed.is_empty());
+        let is_aliased = standing.is_some_and(|it| !it.aliases.is_empty());
+        let lists = [
+            (&mut self.stuck, is_stuck),
+            (&mut self.indebted, is_indebted),
+            (&mut self.aliased, is_aliased),
+        ];
+        for (list, is_in) in lists {
+            match is_in {
+                true => list.insert(slot),
+                false => list.remove(&slot),
+            };
+        }
+    }
+
+    /// Those of these slots that have memory.
+    pub(super) fn slots_in(&self, slots: Range<u32>) -> Vec<u32> {
+        self.pieces.range(slots).map(|(slot, _)| *slot).collect()
     }
 
     /// A chunk is to come to `place`.
