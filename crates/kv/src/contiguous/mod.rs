@@ -34,7 +34,7 @@ mod books;
 mod builder;
 mod core;
 mod figures;
-//WAIT mod fork;
+mod fork;
 mod geometry;
 mod park;
 mod sequence;

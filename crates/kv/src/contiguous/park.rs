@@ -107,7 +107,7 @@ impl Core {
         for chunk in 0..books.stands(slot) {
             let shared = |range: std::ops::Range<u64>| {
                 let at = pieces.binary_search_by_key(&range.start, |piece| piece.offset);
-                at.is_ok_and(|at| pieces[at].borrowed)
+                at.is_ok_and(|at| pieces[at].shared)
             };
             if !self.geometry.ranges(slot, chunk..chunk + 1).any(shared) {
                 books.unlink_one(slot, chunk);

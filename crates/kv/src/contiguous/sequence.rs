@@ -140,7 +140,7 @@ impl Sequence {
             return Err(KvError::Parked);
         }
         if n > 0 {
-            //WAIT self.own_end()?;
+            self.own_end()?;
         }
         if self.committed_tokens() < tokens {
             self.core().need(self.number, tokens)?;
@@ -162,8 +162,8 @@ impl Sequence {
             self.ready_tokens = committed_tokens.saturating_sub(ahead_tokens).max(self.tokens);
             return false;
         }
-        self.ready_tokens = committed_tokens;
-        // Until that is answered nobody asks again.
+        // Half of the way it looks again what came. Until that is answered it does not ask again.
+        self.ready_tokens = self.tokens + committed_tokens.saturating_sub(self.tokens).div_ceil(2);
         let is_first = self.slot.wanted_chunks() == 0;
         self.slot.set_wanted_chunks(wanted_chunks);
         if is_first {

@@ -18,7 +18,7 @@ impl ContiguousCache {
         let _held = core.memory.hands.take().map_err(|error| error.to_string())?;
         let stats = core.memory.buffer.stats();
         let pieces: BTreeMap<u64, bool> =
-            core.memory.buffer.pieces().iter().map(|it| (it.offset, false)).collect();
+            core.memory.buffer.pieces().iter().map(|it| (it.offset, it.shared)).collect();
         let books = core.books();
         books.verify()?;
         let mut known = 0;
