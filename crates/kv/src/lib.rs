@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod contiguous;
 pub mod error;
 mod grower;
 mod hands;
@@ -18,6 +19,7 @@ mod room;
 mod shortage;
 mod stats;
 
+pub use contiguous::{ContiguousBuilder, ContiguousCache, KvCapacity, Sequence};
 pub use error::KvError;
 pub use layout::{BlockLayout, Dtype, KvShape, LayoutError, Order, Part, SequenceLayout};
 pub use memory::Lending;

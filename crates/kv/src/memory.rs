@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use vmm_pool::{ElasticBuffer, ElasticError, Error, Growth, Place};
+use vmm_pool::{ElasticBuffer, ElasticError, Error, Growth, Place, Pool};
 use vmm_sys::DeviceId;
 use vmm_sys::object::Stream;
 
@@ -12,6 +12,7 @@ use crate::error::KvError;
 use crate::grower::Bell;
 use crate::hands::{Hands, Held, is_holding};
 use crate::shortage::{Hooks, KvShortage};
+use crate::stats::KvStats;
 
 /// How often hooks may say that they freed something, for one request.
 const ROUNDS_MAX: u32 = 8;
@@ -47,6 +48,19 @@ pub(crate) struct Counts {
     pub(crate) evictions: AtomicU64,
 }
 
+impl Counts {
+    /// The figures that are counts of what happened.
+    pub(crate) fn stats(&self) -> KvStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        KvStats {
+            background_growths: read(&self.background_growths),
+            foreground_growths: read(&self.foreground_growths),
+            evictions: read(&self.evictions),
+            ..KvStats::default()
+        }
+    }
+}
+
 /// One more.
 pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
@@ -55,6 +69,7 @@ pub(crate) fn count(counter: &AtomicU64) {
 /// The memory of a cache.
 #[derive(Debug)]
 pub(crate) struct Memory {
+    pub(crate) pool: Pool,
     pub(crate) buffer: ElasticBuffer,
     pub(crate) stream: Stream,
     pub(crate) lending: Lending,
