@@ -127,7 +127,7 @@ impl Shared {
     /// Moves at most so many blocks so that chunks become empty.
     pub(super) fn pack(&self, max_blocks: u64) -> Result<Packed, KvError> {
         let motion = self.motion();
-        let (shifts, empty_bytes) = {
+        let (shifts, spare_bytes) = {
             let mut state = self.state();
             let shifts = state.device.plan_pack(max_blocks);
             for Shift { from, to } in &shifts {
@@ -135,7 +135,7 @@ impl Shared {
                 state.device.hold(*from);
                 state.device.hold(*to);
             }
-            (shifts, state.device.empty_bytes())
+            (shifts, state.device.spare_bytes())
         };
         if shifts.is_empty() {
             return Ok(Packed::default());
@@ -153,7 +153,7 @@ impl Shared {
         state.rewrite(&shifts);
         let blocks = shifts.len() as u64;
         let bytes = blocks * self.layout.block_bytes();
-        let emptied_bytes = state.device.empty_bytes().saturating_sub(empty_bytes);
+        let emptied_bytes = state.device.spare_bytes().saturating_sub(spare_bytes);
         drop(motion);
         self.after_freeing(state);
         Ok(Packed { blocks, bytes, emptied_bytes })

@@ -219,18 +219,21 @@ impl Shared {
             zone.vacate(&chunks);
             chunks
         };
-        let mut released = 0;
-        for run in chunks.chunk_by(|one, next| one + 1 == *next) {
+        let (mut released, mut left) = (0, chunks.len());
+        // The highest first: if they are to stay, so are those below.
+        for run in chunks.chunk_by(|one, next| one + 1 == *next).rev() {
             let range = self.state().zone(side).map_or(0..0, |zone| zone.range_of(run));
             match self.memory.buffer.decommit(range) {
                 Ok(bytes) => released += bytes,
                 Err(error) => {
                     tracing::debug!(%error, "memory without tokens stays");
                     if let Some(zone) = self.state().zone(side) {
-                        zone.stand(run);
+                        zone.stand(&chunks[..left]);
                     }
+                    break;
                 }
             }
+            left -= run.len();
         }
         released
     }
@@ -245,8 +248,10 @@ impl Shared {
 
     /// Blocks became free: asks for what is too much to be given back.
     pub(super) fn after_freeing(&self, state: MutexGuard<'_, State>) {
-        let is_much = state.device.empty_bytes() > self.keep_idle_bytes
-            || state.host.as_ref().is_some_and(|host| host.empty_bytes() > 0);
+        let device = &state.device;
+        let is_much = device.spare_bytes() > self.keep_idle_bytes
+            && device.free_blocks() > self.ahead_blocks
+            || state.host.as_ref().is_some_and(|host| host.spare_bytes() > 0);
         drop(state);
         self.discouraged.store(false, Ordering::Relaxed);
         if is_much {

@@ -153,6 +153,13 @@ impl Zone {
         self.empty.count() * self.geometry.chunk_bytes
     }
 
+    /// What of that could go, in bytes.
+    pub(super) fn spare_bytes(&self) -> u64 {
+        let first = self.geometry.chunks_of(0);
+        let kept = first.filter(|chunk| self.is_kept(*chunk) && self.empty.contains(*chunk));
+        (self.empty.count() - kept.count() as u64) * self.geometry.chunk_bytes
+    }
+
     /// How many tables have a block.
     pub(super) fn refs(&self, block: u32) -> u32 {
         self.refs[self.index(block) as usize]

@@ -178,7 +178,7 @@ proptest! {
                     prop_assert!(zone.free_blocks() >= keep_blocks.min(free));
                 }
                 Step::Pack(max) => {
-                    let empty = zone.empty_bytes();
+                    let spare = zone.spare_bytes();
                     let shifts = zone.plan_pack(max.into());
                     prop_assert!(shifts.len() <= max.into());
                     for Shift { from, to } in &shifts {
@@ -199,7 +199,7 @@ proptest! {
                             *it = shift.to;
                         }
                     }
-                    prop_assert!(zone.empty_bytes() >= empty);
+                    prop_assert!(zone.spare_bytes() >= spare);
                 }
             }
             let mut refs = vec![0; 60];
