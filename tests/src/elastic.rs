@@ -16,6 +16,10 @@ pub struct Chunk {
     pub place: Place,
     /// Where it lies now; of no meaning while the contents are dropped.
     pub now: Place,
+    /// Slots of one group have the same memory.
+    pub group: u32,
+    /// Whether another slot had it too since it came.
+    pub was_shared: bool,
     /// Which contents it has; `None` if nobody has written since it came.
     pub version: Option<u32>,
     /// Streams whose writing is not known to be done.
@@ -47,10 +51,30 @@ pub struct ElasticModel {
     pub generation: u64,
     /// Held streams that the work of a stream which used it may wait for.
     users: BTreeMap<u32, BTreeSet<u32>>,
-    /// Where memory lay that was taken from a slot, and held streams that may still use it.
-    left: BTreeMap<u32, (Place, BTreeSet<u32>)>,
+    /// What was taken from a slot.
+    left: BTreeMap<u32, Left>,
+    /// Groups that were ever made.
+    groups: u32,
     /// Held streams whose work later users come behind.
     before: BTreeSet<u32>,
+}
+
+/// Memory that was taken from a slot.
+#[derive(Clone, Debug)]
+struct Left {
+    /// Where it lay.
+    place: Place,
+    /// Whether another slot had it too: it does not come back.
+    was_shared: bool,
+    /// Held streams that may still use it.
+    holders: BTreeSet<u32>,
+}
+
+impl Left {
+    /// Whether memory of a place cannot come before it is gone.
+    fn is_in_the_way(&self, place: Place) -> bool {
+        self.was_shared || self.place != place
+    }
 }
 
 impl ElasticModel {
@@ -69,6 +93,7 @@ impl ElasticModel {
             generation: 0,
             users: BTreeMap::new(),
             left: BTreeMap::new(),
+            groups: 0,
             before: BTreeSet::new(),
         }
     }
@@ -90,12 +115,91 @@ impl ElasticModel {
         self.quota.is_some_and(|quota| taken + more > quota as usize)
     }
 
-    /// Where its memory lies now, by slot.
-    pub fn pieces(&self) -> Vec<(u32, Place)> {
+    /// Where its memory lies now, by slot, and whether other slots have it too.
+    pub fn pieces(&self) -> Vec<(u32, Place, bool)> {
         if self.asleep == Some(Contents::Dropped) {
             return Vec::new();
         }
-        self.chunks.iter().map(|(slot, chunk)| (*slot, chunk.now)).collect()
+        let sizes = self.sizes();
+        let piece = |(slot, chunk): (&u32, &Chunk)| (*slot, chunk.now, sizes[&chunk.group] > 1);
+        self.chunks.iter().map(piece).collect()
+    }
+
+    /// How much memory lies at a place, in chunks.
+    pub fn chunks_at(&self, place: Place) -> u64 {
+        if self.asleep == Some(Contents::Dropped) {
+            return 0;
+        }
+        let here = self.chunks.values().filter(|chunk| chunk.now == place);
+        here.map(|chunk| chunk.group).collect::<BTreeSet<u32>>().len() as u64
+    }
+
+    /// Slots of each group.
+    fn sizes(&self) -> BTreeMap<u32, usize> {
+        let mut sizes = BTreeMap::new();
+        self.chunks.values().for_each(|chunk| *sizes.entry(chunk.group).or_default() += 1);
+        sizes
+    }
+
+    fn new_group(&mut self) -> u32 {
+        self.groups += 1;
+        self.groups
+    }
+
+    /// The chunk of a slot, as each of its slots sees it.
+    fn sharers(&mut self, slot: u32) -> impl Iterator<Item = &mut Chunk> {
+        let group = self.chunks.get(&slot).map(|chunk| chunk.group);
+        self.chunks.values_mut().filter(move |chunk| Some(chunk.group) == group)
+    }
+
+    /// Whether other slots have its memory too.
+    pub fn is_shared(&self, slot: u32) -> bool {
+        self.chunks.get(&slot).is_some_and(|chunk| self.sizes()[&chunk.group] > 1)
+    }
+
+    /// A stream writes, or copies from, a slot: new contents, unless it is not alone. Returns which
+    /// contents.
+    pub fn write(&mut self, slot: u32, stream: u32, version: Option<Option<u32>>) -> Option<u32> {
+        for chunk in self.sharers(slot) {
+            chunk.version = version.unwrap_or(chunk.version);
+            chunk.writers.insert(stream);
+        }
+        self.chunks.get(&slot).and_then(|chunk| chunk.version)
+    }
+
+    /// The writing of these streams is done.
+    pub fn settled(&mut self, slot: u32, writers: &[u32]) {
+        self.sharers(slot).for_each(|it| it.writers.retain(|stream| !writers.contains(stream)));
+    }
+
+    /// The memory of a slot stands in another one too.
+    pub fn shared(&mut self, from: u32, to: u32) {
+        self.sharers(from).for_each(|chunk| chunk.was_shared = true);
+        if let Some(chunk) = self.chunks.get(&from).cloned() {
+            self.left.remove(&to);
+            self.chunks.insert(to, chunk);
+        }
+    }
+
+    /// A slot has other memory, and is the only one that has it.
+    pub fn own(&mut self, slot: u32) {
+        let group = self.new_group();
+        if let Some(chunk) = self.chunks.get_mut(&slot) {
+            (chunk.group, chunk.was_shared) = (group, false);
+        }
+    }
+
+    /// Slots of `range` that get memory of their own if nothing there is to be shared: all but the last
+    /// of a group that lies wholly in it.
+    pub fn to_own(&self, range: Range<u32>) -> Vec<u32> {
+        let sizes = self.sizes();
+        let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut others = |chunk: &Chunk| {
+            let seen = seen.entry(chunk.group).or_default();
+            *seen += 1;
+            *seen < sizes[&chunk.group]
+        };
+        self.chunks.range(range).filter(|(_, it)| others(it)).map(|(slot, _)| *slot).collect()
     }
 
     /// What it may do.
@@ -106,10 +210,11 @@ impl ElasticModel {
     /// Memory came.
     pub fn committed(&mut self, slots: &[u32], place: Place) {
         for slot in slots {
-            if let Some((_, holders)) = self.left.remove(slot) {
-                self.before.extend(holders);
+            if let Some(left) = self.left.remove(slot) {
+                self.before.extend(left.holders);
             }
-            let chunk = Chunk { place, now: place, version: None, writers: BTreeSet::new() };
+            let (group, was_shared, writers) = (self.new_group(), false, BTreeSet::new());
+            let chunk = Chunk { place, now: place, group, was_shared, version: None, writers };
             self.chunks.insert(*slot, chunk);
         }
     }
@@ -118,17 +223,18 @@ impl ElasticModel {
     pub fn decommitted(&mut self, slots: &[u32]) {
         let holders = self.holders();
         for slot in slots {
-            if let Some(chunk) = self.chunks.remove(slot) {
-                self.left.insert(*slot, (chunk.place, holders.clone()));
+            if let Some(Chunk { place, was_shared, .. }) = self.chunks.remove(slot) {
+                let holders = holders.clone();
+                self.left.insert(*slot, Left { place, was_shared, holders });
             }
         }
     }
 
     /// A stream whose work may wait for these held ones used it, or a guard on it ended.
     pub fn used(&mut self, stream: u32, holders: BTreeSet<u32>) {
-        for (_, waiting) in self.left.values_mut() {
+        for left in self.left.values_mut() {
             // The guard may have been alive when the memory was taken.
-            waiting.extend(&holders);
+            left.holders.extend(&holders);
         }
         self.users.entry(stream).or_default().extend(holders);
     }
@@ -150,21 +256,24 @@ impl ElasticModel {
         self.users.iter().filter_map(own).collect()
     }
 
-    /// Held streams that may still use memory of another place, which was taken from these slots.
-    pub fn holders_elsewhere(&self, slots: &[u32], place: Place) -> BTreeSet<u32> {
+    /// Held streams that may still use memory of another place or slot, which was taken from these
+    /// slots; whatever was taken, for no place.
+    pub fn holders_in_the_way(&self, slots: &[u32], place: Option<Place>) -> BTreeSet<u32> {
         let left = slots.iter().filter_map(|slot| self.left.get(slot));
-        left.filter(|(was, _)| *was != place).flat_map(|(_, holders)| holders).copied().collect()
+        let in_the_way = left.filter(|it| place.is_none_or(|place| it.is_in_the_way(place)));
+        in_the_way.flat_map(|it| &it.holders).copied().collect()
     }
 
-    /// Whether memory of another place was taken from one of these slots and may still stand there.
-    pub fn was_elsewhere(&self, slots: &[u32], place: Place) -> bool {
-        slots.iter().any(|slot| self.left.get(slot).is_some_and(|(was, _)| *was != place))
+    /// Whether such memory was taken from one of these slots and may still stand there.
+    pub fn is_in_the_way(&self, slots: &[u32], place: Option<Place>) -> bool {
+        let mut left = slots.iter().filter_map(|slot| self.left.get(slot));
+        left.any(|it| place.is_none_or(|place| it.is_in_the_way(place)))
     }
 
     /// A held stream was let go and has done its work.
     pub fn released(&mut self, stream: u32) {
         self.before.remove(&stream);
-        let left = self.left.values_mut().map(|(_, holders)| holders);
+        let left = self.left.values_mut().map(|left| &mut left.holders);
         for holders in self.users.values_mut().chain(left) {
             holders.remove(&stream);
         }
@@ -230,11 +339,34 @@ mod tests {
         assert_eq!((model.holders(), model.held_users()), ([5].into(), [5].into()));
         model.decommitted(&[1]);
         assert!(model.before().is_empty());
-        assert_eq!(model.holders_elsewhere(&[0, 1], THERE), [5].into());
-        assert!(model.holders_elsewhere(&[0, 1], HERE).is_empty());
+        assert_eq!(model.holders_in_the_way(&[0, 1], Some(THERE)), [5].into());
+        assert!(model.holders_in_the_way(&[0, 1], Some(HERE)).is_empty());
+        assert!(model.is_in_the_way(&[1], None) && !model.is_in_the_way(&[0], None));
         model.committed(&[1], HERE);
         assert_eq!(*model.before(), [5].into());
         model.released(5);
         assert!(model.before().is_empty() && model.holders().is_empty());
+    }
+
+    #[test]
+    fn slots_that_share_memory_see_the_same_and_part_when_one_moves() {
+        let mut model = ElasticModel::new(0, 4096, 9, 0, None);
+        model.committed(&[0, 1], HERE);
+        model.shared(0, 4);
+        model.shared(4, 5);
+        assert_eq!(
+            (model.chunks_at(HERE), model.is_shared(5), model.is_shared(1)),
+            (2, true, false)
+        );
+        assert_eq!(model.write(4, 3, Some(Some(7))), Some(7));
+        assert_eq!((model.chunks[&0].version, model.chunks[&5].version), (Some(7), Some(7)));
+        assert_eq!((model.to_own(0..5), model.to_own(0..9)), (vec![0, 4], vec![0, 4]));
+        model.own(0);
+        model.write(0, 3, Some(Some(8)));
+        model.settled(4, &[3]);
+        assert_eq!((model.chunks[&5].version, model.chunks[&5].writers.len()), (Some(7), 0));
+        assert_eq!((model.chunks_at(HERE), model.chunks[&0].writers.len()), (3, 1));
+        model.decommitted(&[5]);
+        assert!(model.is_in_the_way(&[5], Some(HERE)), "it stands elsewhere");
     }
 }

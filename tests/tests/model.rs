@@ -94,6 +94,8 @@ fn elastic_runs() {
         tally.elastic_refused,
         tally.elastic_failed,
         tally.elastic_checked,
+        tally.shared,
+        tally.copied,
     ];
     assert!(seen.iter().all(|count| *count > 40), "hardly anything was tested: {tally:?}");
     assert_eq!((tally.failed, tally.faults), (0, 0));
@@ -105,6 +107,7 @@ fn elastic_faulty_runs() {
     let Some(Outcome { tally, .. }) = outcome else { return };
     let seen =
         [tally.moves, tally.sleeps, tally.elastic_failed, tally.elastic_checked, tally.faults];
+    assert!(tally.shared > 40 && tally.copied > 40, "hardly anything was shared: {tally:?}");
     assert!(seen.iter().all(|count| *count > 100), "hardly anything was tested: {tally:?}");
 }
 

@@ -43,6 +43,14 @@ pub enum KvError {
         /// What the pool says.
         cause: vmm_pool::Error,
     },
+    /// The sequence is shorter than that.
+    #[error("the first {tokens} tokens of a sequence that has {has_tokens}")]
+    BeyondEnd {
+        /// Asked for.
+        tokens: u64,
+        /// What there are.
+        has_tokens: u64,
+    },
     /// The handle belongs to another cache.
     #[error("the sequence belongs to another cache")]
     OtherCache,

@@ -52,12 +52,26 @@ pub(crate) struct Depot {
     /// Physical bytes owned, booked before they are made.
     pub(crate) account: Arc<Account>,
     /// Of these, at the addresses of elastic buffers, and behind peer anchors.
-    elastic_bytes: AtomicU64,
+    elastic_bytes: Arc<AtomicU64>,
     anchor_bytes: AtomicU64,
     /// What of it is in buffers whose home is elsewhere, and the other way round.
     pub(crate) lending: Arc<Lending>,
     /// Memory in threads' hands.
     pub(crate) carries: Carries,
+}
+
+/// A chunk of an elastic buffer: counted as such as long as this lives, once in however many slots it
+/// stands.
+#[derive(Debug)]
+pub(crate) struct Footing {
+    sum_bytes: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Footing {
+    fn drop(&mut self) {
+        self.sum_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Why a chunk could not be had.
@@ -84,7 +98,7 @@ impl Depot {
             stock: Mutex::new(Stock::new(clock)),
             leaving: Leaving::default(),
             landing: Landing::default(),
-            elastic_bytes: AtomicU64::new(0),
+            elastic_bytes: Arc::default(),
             anchor_bytes: AtomicU64::new(0),
             carries: Carries::default(),
         }
@@ -94,17 +108,15 @@ impl Depot {
         self.account.held_bytes()
     }
 
-    /// Bytes at the addresses of elastic buffers.
+    /// Bytes of the chunks at the addresses of elastic buffers.
     pub(crate) fn elastic_bytes(&self) -> u64 {
         self.elastic_bytes.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn elastic_grew(&self, bytes: u64) {
+    /// Counts a chunk of `bytes` as one of an elastic buffer.
+    pub(crate) fn footing(&self, bytes: u64) -> Footing {
         self.elastic_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn elastic_shrank(&self, bytes: u64) {
-        self.elastic_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Footing { sum_bytes: self.elastic_bytes.clone(), bytes }
     }
 
     /// Bytes behind peer anchors.

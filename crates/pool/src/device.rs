@@ -12,7 +12,7 @@ use crate::config::Plan;
 use crate::depot::{Depot, Shortage};
 use crate::events::Events;
 use crate::idle::{Clock, Watch};
-use crate::ladder::{Callback, LadderCounts, Reliefs};
+use crate::ladder::{Callbacks, LadderCounts, Reliefs};
 use crate::lane::{LaneState, Wait};
 use crate::lanes::{LaneRef, Lanes};
 use crate::places::Places;
@@ -42,7 +42,7 @@ pub(crate) struct Device {
     lanes_asked: AtomicU64,
     /// Entries in limbo over all lanes: tells the background thread whether to look at lanes.
     limbo_entries: AtomicU64,
-    pub(crate) callbacks: Vec<Callback>,
+    pub(crate) callbacks: Arc<Callbacks>,
     pub(crate) reliefs: Reliefs,
     pub(crate) ladder: LadderCounts,
     /// The time, and when lanes are looked at.
@@ -75,7 +75,7 @@ impl Device {
         driver: Arc<dyn Driver>,
         plan: Plan,
         budget: Option<Budget>,
-        callbacks: Vec<Callback>,
+        callbacks: Arc<Callbacks>,
         reliefs: Reliefs,
         clock: Clock,
         policy: Vec<(DeviceId, Access)>,

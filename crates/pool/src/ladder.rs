@@ -7,6 +7,7 @@
 //! the host fills them ([`Relief`]), and the pool itself, by moving elastic buffers. They are for
 //! requests that may borrow. One that nobody fills is not there: it is neither climbed nor counted.
 
+mod callbacks;
 mod help;
 mod stats;
 
@@ -24,9 +25,11 @@ use crate::places::Site;
 use crate::request::Request;
 use crate::sync::{Mutex, global};
 use crate::turn::Turn;
+pub(crate) use callbacks::Callbacks;
+pub use callbacks::ShortageHook;
 pub use help::Relief;
-pub(crate) use help::{Callback, Reliefs};
-use help::{ask, heard, is_filled, relieve};
+pub(crate) use help::Reliefs;
+use help::{ask, is_filled, relieve};
 
 pub(crate) use stats::LadderCounts;
 pub use stats::LadderStats;
@@ -251,9 +254,7 @@ impl Climb {
             }
             Rung::Callbacks => {
                 let (home, bytes) = (device.plan.device, request.bytes());
-                self.helped(ask(|| {
-                    device.callbacks.iter().any(|callback| heard(|| (callback.0)(home, bytes)))
-                }));
+                self.helped(ask(|| device.callbacks.ask(home, bytes)));
             }
             Rung::Neighbour | Rung::Host => self.helped(relieve(device, rung, request)),
         }

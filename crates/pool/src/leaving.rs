@@ -4,12 +4,12 @@
 //! refused to unmap comes here too, and is tried again. So ending a lane never waits for the GPU.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use vmm_sys::object::{Chunk, Mapping, RelaxedCapture};
 use vmm_sys::{ChunkProps, StreamId};
 
-use crate::depot::Depot;
+use crate::depot::{Depot, Footing};
 use crate::device::Device;
 use crate::lane::{Asker, Gate, Pending, Wait, Waited};
 use crate::stranded;
@@ -23,6 +23,8 @@ pub(crate) struct Entry {
     pub(crate) mapping: Mapping,
     /// All must have passed.
     gates: Vec<Gate>,
+    /// Alive while the chunk stands in another slot of its elastic buffer.
+    elsewhere: Weak<Footing>,
 }
 
 /// A mapping that is taken back before it was gone.
@@ -48,30 +50,55 @@ pub(crate) struct Leaving {
 impl Leaving {
     /// Takes mappings over, until all the gates have passed.
     pub(crate) fn add(&self, mappings: impl Iterator<Item = Mapping>, gates: Vec<Gate>) {
+        self.add_shared(mappings, gates, &Weak::new());
+    }
+
+    /// The same for mappings of a chunk that counts elsewhere while that footing lives.
+    pub(crate) fn add_shared(
+        &self,
+        mappings: impl Iterator<Item = Mapping>,
+        gates: Vec<Gate>,
+        footing: &Weak<Footing>,
+    ) {
         let mut entries = self.entries.lock();
         let before = entries.len();
-        entries.extend(mappings.map(|mapping| Entry { mapping, gates: gates.clone() }));
+        entries.extend(mappings.map(|mapping| {
+            let (gates, elsewhere) = (gates.clone(), footing.clone());
+            Entry { mapping, gates, elsewhere }
+        }));
         self.count.fetch_add(entries.len() - before, Ordering::Relaxed);
     }
 
+    /// Whether a mapping stands at `address`.
+    pub(crate) fn has(&self, address: u64) -> bool {
+        // A sweep may have it in its hands.
+        let _alone = self.sweep.lock();
+        self.entries.lock().iter().any(|entry| entry.mapping.address() == address)
+    }
+
     /// Takes the mapping that stands at `address` back, with the gates of its last users, if its
-    /// chunk has these properties. The inner answer is `None` if it has others, and stays; the
-    /// outer one if nothing stands there.
+    /// chunk has these properties and nobody uses it at another address. The inner answer is `None` if
+    /// that is not so, and it stays; the outer one if nothing stands there.
     #[expect(clippy::option_option, reason = "nothing there, or something of another kind")]
     pub(crate) fn reclaim(&self, address: u64, props: &ChunkProps) -> Option<Option<Returned>> {
         // A sweep may have it in its hands.
         let _alone = self.sweep.lock();
         let mut entries = self.entries.lock();
         let at = entries.iter().position(|entry| entry.mapping.address() == address)?;
-        if entries[at].mapping.chunk().props() != props {
+        let entry = &entries[at];
+        let chunk = Arc::as_ptr(entry.mapping.chunk());
+        let is_same = |entry: &Entry| std::ptr::eq(Arc::as_ptr(entry.mapping.chunk()), chunk);
+        let others = entries.iter().enumerate().filter(|(index, it)| *index != at && is_same(it));
+        if entry.mapping.chunk().props() != props
+            || entry.is_elsewhere()
+            || others.into_iter().any(|(_, other)| !other.gates.is_empty())
+        {
             return Some(None);
         }
         let before = entries.len();
-        let Entry { mapping, gates } = entries.remove(at);
+        let Entry { mapping, gates, .. } = entries.remove(at);
         // The chunk is counted where it stands, and nowhere else.
-        let chunk = Arc::as_ptr(mapping.chunk());
-        let same = |entry: &mut Entry| std::ptr::eq(Arc::as_ptr(entry.mapping.chunk()), chunk);
-        let aliases: Vec<Mapping> = entries.extract_if(.., same).map(|it| it.mapping).collect();
+        let aliases = entries.extract_if(.., |it| is_same(it)).map(|it| it.mapping).collect();
         self.count.fetch_sub(before - entries.len(), Ordering::Relaxed);
         Some(Some(Returned { mapping, gates, aliases }))
     }
@@ -86,11 +113,11 @@ impl Leaving {
         self.entries.lock()
     }
 
-    /// Bytes of the chunks that stand here, each counted once.
+    /// Bytes of the chunks that stand here and in no buffer, each counted once.
     pub(crate) fn bytes(&self) -> u64 {
         let entries = self.entries.lock();
         let mut known: HashSet<*const Chunk> = HashSet::new();
-        let mappings = entries.iter().map(|entry| &entry.mapping);
+        let mappings = entries.iter().filter(|it| !it.is_elsewhere()).map(|it| &it.mapping);
         mappings.filter(|it| known.insert(Arc::as_ptr(it.chunk()))).map(Mapping::bytes).sum()
     }
 
@@ -191,6 +218,11 @@ impl Leaving {
 }
 
 impl Entry {
+    /// Whether the chunk stands in a buffer's slot, and counts there.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.elsewhere.strong_count() > 0
+    }
+
     fn is_due_on(&self, stream: StreamId) -> bool {
         self.gates.iter().any(|gate| gate.is_due_on(stream))
     }
@@ -201,10 +233,10 @@ impl Entry {
         if !self.gates.is_empty() {
             return Err(self);
         }
-        let Entry { mapping, gates } = self;
+        let Entry { mapping, gates, elsewhere } = self;
         turn.with(|| mapping.unmap()).map_err(|(mapping, error)| {
             tracing::warn!(%error, "a mapping could not be unmapped; tried again later");
-            Entry { mapping, gates }
+            Entry { mapping, gates, elsewhere }
         })
     }
 

@@ -64,6 +64,7 @@ mod policy;
 mod pool;
 mod region;
 mod request;
+mod room;
 mod stats;
 mod stock;
 mod stranded;
@@ -84,7 +85,7 @@ pub use elastic::{
     Move, Moved, NotRecalled, PeerFault, Phase, Piece, Recall, Refusal, Slept, Use,
 };
 pub use error::Error;
-pub use ladder::{LadderStats, Relief};
+pub use ladder::{LadderStats, Relief, ShortageHook};
 pub use lane::Lane;
 pub use lane::raw::{RawBlock, block_of, free_raw, free_raw_on, record_stream_raw};
 pub use out_of_memory::{Hint, OutOfMemory};
@@ -92,4 +93,5 @@ pub use peers::PeerVerdict;
 pub use place::Place;
 pub use pool::{Pool, PoolBuilder};
 pub use request::Request;
+pub use room::{LenderRoom, Room};
 pub use stats::{DeviceStats, HostStats, PoolStats};

@@ -65,7 +65,7 @@ pub(crate) enum Found<'a> {
     Nothing,
     /// A mapping of the right kind, with its last users.
     Reclaimed(Returned),
-    /// One of another kind, which waits there for its users.
+    /// One of another kind, or of a chunk that is used elsewhere: it waits there for its users.
     Other(Site<'a>),
 }
 
@@ -131,6 +131,12 @@ impl Places {
         Found::Nothing
     }
 
+    /// The place of a memory that was given up and still stands at `address` for its users.
+    pub(crate) fn occupant(&self, address: u64) -> Option<Site<'_>> {
+        let mut sites = self.sites().filter(|site| !site.depot.leaving.is_empty());
+        sites.find(|site| site.depot.leaving.has(address))
+    }
+
     /// Lists a new buffer.
     pub(crate) fn add(&self, body: &Arc<Body>) {
         let mut bodies = self.bodies.lock();
@@ -167,11 +173,17 @@ impl Site<'_> {
             let others = others.filter(|(bytes, _)| *bytes != chunk_bytes);
             exact.chain(others).map(|(bytes, count)| bytes * count as u64).sum()
         };
+        stock_bytes.saturating_add(self.depot.room_bytes().min(self.free_bytes()))
+    }
+
+    /// What the driver has left here, as far as can be said.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let Some(device) = self.place.device() else { return u64::MAX };
         // A device of which the pool has nothing may have no context, and asking makes one.
-        let is_known = self.place.device().is_some() && self.depot.held_bytes() > 0;
-        let info = if is_known { device_memory(self.keeper) } else { None };
-        let free_bytes = info.map_or(u64::MAX, |info| info.free_bytes);
-        stock_bytes.saturating_add(self.depot.room_bytes().min(free_bytes))
+        if self.depot.held_bytes() == 0 {
+            return self.places.driver.device_total_bytes(device).unwrap_or(u64::MAX);
+        }
+        device_memory(self.keeper).map_or(u64::MAX, |info| info.free_bytes)
     }
 
     pub(crate) fn sweep(&self, wait: Wait, turn: Turn) {

@@ -2,6 +2,7 @@
 
 mod builder;
 mod recall;
+mod room;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use crate::elastic::{self, Contents, ElasticBuilder, ElasticError, ElasticStats,
 use crate::error::Error;
 use crate::host::Host;
 use crate::idle;
+use crate::ladder::Callbacks;
 use crate::lane::{self, Lane, LaneCell, Wait};
 use crate::lanes::{LaneRef, Lanes};
 use crate::out_of_memory::{Asked, OutOfMemory};
@@ -42,6 +44,8 @@ pub struct Pool(Arc<PoolInner>);
 #[derive(Debug)]
 pub(crate) struct PoolInner {
     places: Arc<Places>,
+    /// Whom its devices ask when memory is short.
+    callbacks: Arc<Callbacks>,
     exportable: bool,
     recorder: Option<Arc<Recorder>>,
     /// Held for its `Drop`, which ends the thread.

@@ -59,7 +59,7 @@ pub(crate) fn device(device: &Device) -> Result<(), String> {
 
 /// Bytes of the chunks that stand at addresses of no use any more, and only there: on their way to
 /// the shelf.
-fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
+pub(crate) fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
     let placed = states.iter().flat_map(|state| state.region.placed());
     let mut known: HashSet<*const Chunk> =
         placed.map(|(_, placed)| Arc::as_ptr(placed.mapping.chunk())).collect();
@@ -67,7 +67,7 @@ fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
     let leaving = device.depot.leaving.entries();
     retired
         .map(|entry| &entry.mapping)
-        .chain(leaving.iter().map(|entry| &entry.mapping))
+        .chain(leaving.iter().filter(|it| !it.is_elsewhere()).map(|entry| &entry.mapping))
         .filter(|mapping| known.insert(Arc::as_ptr(mapping.chunk())))
         .map(Mapping::bytes)
         .sum()

@@ -6,10 +6,10 @@ mod common;
 
 use std::time::Duration;
 
-use common::elastic::{G, Machine, check_bytes, with_host, written};
+use common::elastic::{G, Machine, check_bytes, machine, with_host, written};
 use vmm_pool::{Contents, MigrationState, Place, Pool};
 use vmm_sys::object::Stream;
-use vmm_sys::sim::FaultPlan;
+use vmm_sys::sim::{FaultPlan, TimeMode};
 use vmm_sys::{Call, CaptureMode, DeviceId, ResultCode};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -106,4 +106,23 @@ fn a_buffer_that_is_dropped_after_its_move_is_gone_at_once() {
         assert_eq!(machine.stats(1).elastic_buffers, 0, "round {round}");
     }
     machine.end();
+}
+
+/// A question about a copy that the driver does not answer says nothing: nobody unmaps the target of a
+/// copy that is under way.
+#[test]
+fn a_copy_of_a_move_that_failed_is_waited_for_though_questions_about_it_fail() {
+    for (to, at) in [(HOST, 1), (HOST, 2), (AWAY.into(), 1), (AWAY.into(), 2)] {
+        let machine =
+            machine(2, |sim| sim.time(TimeMode::Modelled), |pool| pool.host_memory(0, 64 * G, 0));
+        let buffer = written(&machine, 2);
+        let plan = FaultPlan::fail(ResultCode::UNKNOWN).on(Call::EventQuery).at(at).times(9);
+        machine.sim.inject(plan);
+        assert!(buffer.migrate(to).is_err());
+        machine.sim.clear_faults();
+        buffer.migrate(to).unwrap();
+        check_bytes(&buffer, 2);
+        drop(buffer);
+        machine.end();
+    }
 }

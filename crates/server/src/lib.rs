@@ -7,6 +7,14 @@
 #![deny(unsafe_code)] // a backend launches kernels
 
 pub mod backend;
+pub mod cache;
 pub mod clock;
+pub mod engine;
+pub mod fleet;
+pub mod http;
+pub mod lengths;
+pub mod load;
+pub mod meters;
 pub mod model;
 pub mod pattern;
+pub mod serve;

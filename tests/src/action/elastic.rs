@@ -24,6 +24,12 @@ pub enum ElasticAction {
     Ahead { buffer: u32, slots: u32 },
     /// Takes the memory of slots away.
     Decommit { buffer: u32, first: u32, slots: u32 },
+    /// Has the chunks of slots stand from another slot on too.
+    Share { buffer: u32, first: u32, slots: u32, to: u32 },
+    /// Gives shared slots chunks of their own.
+    Unshare { buffer: u32, first: u32, slots: u32 },
+    /// Copies a slot to another one, on a stream.
+    Copy { buffer: u32, stream: u32, from: u32, to: u32 },
     /// Says what a device may do.
     Grant { buffer: u32, device: u32, access: Access },
     /// A kernel on the stream writes a slot, under a guard.
@@ -73,6 +79,13 @@ impl fmt::Display for ElasticAction {
             A::Ahead { buffer, slots } => write!(f, "ahead e{buffer} {slots}"),
             A::Decommit { buffer, first, slots } => {
                 write!(f, "decommit e{buffer} {first} {slots}")
+            }
+            A::Share { buffer, first, slots, to } => {
+                write!(f, "share e{buffer} {first} {slots} {to}")
+            }
+            A::Unshare { buffer, first, slots } => write!(f, "unshare e{buffer} {first} {slots}"),
+            A::Copy { buffer, stream, from, to } => {
+                write!(f, "copy e{buffer} s{stream} {from} {to}")
             }
             A::Grant { buffer, device, access } => {
                 let (name, _) = ACCESSES.iter().find(|it| it.1 == *access).unwrap_or(&ACCESSES[0]);
@@ -131,6 +144,19 @@ impl ElasticAction {
             },
             "ahead" => A::Ahead { buffer, slots: words.number()? },
             "decommit" => A::Decommit { buffer, first: words.number()?, slots: words.number()? },
+            "share" => A::Share {
+                buffer,
+                first: words.number()?,
+                slots: words.number()?,
+                to: words.number()?,
+            },
+            "unshare" => A::Unshare { buffer, first: words.number()?, slots: words.number()? },
+            "copy" => A::Copy {
+                buffer,
+                stream: words.named('s')?,
+                from: words.number()?,
+                to: words.number()?,
+            },
             "grant" => A::Grant { buffer, device: words.named('d')?, access: words.access()? },
             "use" => A::Use { buffer, stream: words.named('s')?, slot: words.number()? },
             "begin" => A::Begin { buffer, stream: words.named('s')? },
@@ -186,6 +212,9 @@ mod tests {
             A::Commit { buffer: 1, place: host, first: 2, slots: 3 },
             A::Ahead { buffer: 1, slots: 9 },
             A::Decommit { buffer: 1, first: 0, slots: 1 },
+            A::Share { buffer: 1, first: 2, slots: 3, to: 7 },
+            A::Unshare { buffer: 1, first: 2, slots: 3 },
+            A::Copy { buffer: 1, stream: 4, from: 2, to: 5 },
             A::Grant { buffer: 1, device: 1, access: Access::Read },
             A::Grant { buffer: 1, device: 1, access: Access::None },
             A::Use { buffer: 1, stream: 3, slot: 2 },

@@ -21,6 +21,9 @@ enum Kind {
     Commit,
     Ahead,
     Decommit,
+    Share,
+    Unshare,
+    Copy,
     Grant,
     Use,
     Begin,
@@ -37,6 +40,9 @@ const KINDS: &[(u64, Kind)] = &[
     (230, Kind::Commit),
     (30, Kind::Ahead),
     (90, Kind::Decommit),
+    (80, Kind::Share),
+    (25, Kind::Unshare),
+    (70, Kind::Copy),
     (70, Kind::Grant),
     (330, Kind::Use),
     (15, Kind::Begin),
@@ -112,13 +118,22 @@ impl Generator {
                 let (first, slots) = self.part(it);
                 ElasticAction::Decommit { buffer: it.number, first, slots }
             }
+            (Some(it), Kind::Share) => self.sharing(it),
+            (Some(it), Kind::Unshare) => {
+                let (first, slots) = self.part(it);
+                ElasticAction::Unshare { buffer: it.number, first, slots }
+            }
+            (Some(it), Kind::Copy) => {
+                let (stream, from, to) = (self.some_stream(), self.slot(it), self.slot(it));
+                ElasticAction::Copy { buffer: it.number, stream, from, to }
+            }
             (Some(it), Kind::Grant) => {
                 let access = [(20, Access::None), (20, Access::Read), (60, Access::ReadWrite)];
                 let (device, access) = (self.device(), self.rng.weighted(&access));
                 ElasticAction::Grant { buffer: it.number, device, access }
             }
             (Some(it), Kind::Use) => {
-                let slot = self.rng.below(u64::from(it.slots)) as u32;
+                let slot = self.slot(it);
                 ElasticAction::Use { buffer: it.number, stream: self.some_stream(), slot }
             }
             (Some(it), Kind::Begin) => {
@@ -158,6 +173,36 @@ impl Generator {
         ElasticAction::Build { buffer: number, device, slots, chunk, tag: self.tag(), quota }
     }
 
+    /// Mostly of memory that is there, to slots that have none, and with something that concerns one
+    /// of them afterwards.
+    fn sharing(&mut self, it: Known) -> ElasticAction {
+        let buffer = it.number;
+        let (first, to) = (self.slot(it), self.slot(it));
+        let slots = if self.rng.chance(700) { 1 } else { self.part(it).1 };
+        let share = ElasticAction::Share { buffer, first, slots, to };
+        if self.rng.chance(200) {
+            return share;
+        }
+        let place = self.place();
+        let stream = self.some_stream();
+        let (slot, other) = if self.rng.chance(500) { (first, to) } else { (to, first) };
+        let then = match self.rng.below(6) {
+            0 => ElasticAction::Use { buffer, stream, slot },
+            1 => ElasticAction::Copy { buffer, stream, from: slot, to: self.slot(it) },
+            2 => ElasticAction::Unshare { buffer, first: slot, slots: 1 },
+            3 => ElasticAction::Decommit { buffer, first: slot, slots },
+            4 => ElasticAction::Commit { buffer, place, first: other, slots },
+            _ => {
+                let (part, ahead) = (Some((slot, 1)), self.rng.chance(500));
+                ElasticAction::Move { buffer, to: self.place(), part, ahead, late: None }
+            }
+        };
+        let written = ElasticAction::Use { buffer, stream, slot: first };
+        let steps = [ElasticAction::Commit { buffer, place, first, slots }, written, share, then];
+        self.elastics.due.extend(steps.map(Action::Elastic));
+        ElasticAction::Decommit { buffer, first: to, slots }
+    }
+
     fn relocation(&mut self, it: Known) -> ElasticAction {
         let to = self.place();
         let part = self.rng.chance(300).then(|| self.part(it));
@@ -169,12 +214,16 @@ impl Generator {
         }
         // With work that it has to wait for.
         let stream = self.some_stream();
-        let slot = self.rng.below(u64::from(it.slots)) as u32;
+        let slot = self.slot(it);
         let used = ElasticAction::Use { buffer: it.number, stream, slot };
         let steps =
             [Action::Hold { stream }, Action::Elastic(used.clone()), Action::Elastic(order)];
         self.elastics.due.extend(steps);
         used
+    }
+
+    fn slot(&mut self, it: Known) -> u32 {
+        self.rng.below(u64::from(it.slots)) as u32
     }
 
     /// First slot and number of slots; rarely beyond the end.

@@ -40,6 +40,10 @@ pub struct Tally {
     pub elastic_refused: u64,
     /// Operations on elastic buffers that failed and changed nothing.
     pub elastic_failed: u64,
+    /// Times that slots of elastic buffers came to share chunks.
+    pub shared: u64,
+    /// Copies from slot to slot.
+    pub copied: u64,
     /// Chunks of elastic buffers whose contents were compared.
     pub elastic_checked: u64,
 }
@@ -63,6 +67,8 @@ impl AddAssign for Tally {
         self.sleeps += other.sleeps;
         self.elastic_refused += other.elastic_refused;
         self.elastic_failed += other.elastic_failed;
+        self.shared += other.shared;
+        self.copied += other.copied;
         self.elastic_checked += other.elastic_checked;
     }
 }

@@ -105,18 +105,23 @@ impl Operation<'_> {
     fn restore_access(&self, slot: u32, grant: AccessGrant) {
         let Err(error) = self.set_access(slot, grant) else { return };
         tracing::warn!(%error, "an access could not be taken back; tried again later");
-        if let Some(standing) = self.0.state().pieces.get_mut(&slot) {
+        self.0.state().change(slot, |standing| {
             standing.owed.retain(|owed| owed.location != grant.location);
             standing.owed.push(grant);
-        }
+        });
     }
 
     /// Tries again what [`Operation::restore_access`] could not do.
     pub(super) fn settle_debts(&self) {
         let owed: Vec<(u32, Vec<AccessGrant>)> = {
             let mut state = self.0.state();
-            let indebted = state.pieces.iter_mut().filter(|(_, it)| !it.owed.is_empty());
-            indebted.map(|(slot, it)| (*slot, std::mem::take(&mut it.owed))).collect()
+            let slots: Vec<u32> = state.indebted.iter().copied().collect();
+            let mut take = |slot| {
+                let mut owed = Vec::new();
+                state.change(slot, |standing| owed = std::mem::take(&mut standing.owed));
+                (slot, owed)
+            };
+            slots.into_iter().map(&mut take).collect()
         };
         for (slot, grants) in owed {
             grants.into_iter().for_each(|grant| self.restore_access(slot, grant));

@@ -34,22 +34,25 @@ impl Operation<'_> {
 
     /// Has the slot keep the mapping, if it is of the chunk that stands there.
     fn keep_alias(&self, slot: u32, alias: Mapping) -> Option<Mapping> {
-        let mut state = self.0.state();
-        match state.pieces.get_mut(&slot).filter(|standing| standing.holds(alias.chunk())) {
-            Some(standing) => {
-                standing.aliases.push(alias);
-                None
-            }
-            None => Some(alias),
-        }
+        let mut alias = Some(alias);
+        self.0.state().change(slot, |standing| {
+            let own = alias.take_if(|alias| standing.holds(alias.chunk()));
+            standing.aliases.extend(own);
+        });
+        alias
     }
 
     /// Tries again to unmap what slots keep.
     pub(super) fn settle_aliases(&self) {
         let kept: Vec<(u32, Vec<Mapping>)> = {
             let mut state = self.0.state();
-            let with = state.pieces.iter_mut().filter(|(_, it)| !it.aliases.is_empty());
-            with.map(|(slot, it)| (*slot, std::mem::take(&mut it.aliases))).collect()
+            let slots: Vec<u32> = state.aliased.iter().copied().collect();
+            let mut take = |slot| {
+                let mut aliases = Vec::new();
+                state.change(slot, |standing| aliases = std::mem::take(&mut standing.aliases));
+                (slot, aliases)
+            };
+            slots.into_iter().map(&mut take).collect()
         };
         for (slot, aliases) in kept {
             for alias in aliases {

@@ -224,6 +224,7 @@ impl<'a> Operation<'a> {
         for slot in stuck {
             let taken = {
                 let mut state = self.0.state();
+                // Listed until it is known what becomes of it.
                 let standing = state.pieces.get_mut(&slot);
                 standing.map(|it| std::mem::replace(&mut it.backing, Backing::InHand))
             };

@@ -147,7 +147,7 @@ impl<'a> Operation<'a> {
         slots as u64 * self.0.shape.chunk_bytes
     }
 
-    fn book_quota(&self, bytes: u64) -> Result<(), Error> {
+    pub(super) fn book_quota(&self, bytes: u64) -> Result<(), Error> {
         match &self.0.shape.quota {
             Some(quota) if !quota.book(bytes) => Err(ElasticError::OverQuota {
                 bytes,
@@ -268,7 +268,8 @@ impl<'a> Operation<'a> {
     }
 
     /// Looks for a mapping that left the slot and still stands there for its last users. One of a
-    /// place that may give memory comes back as it is; another is waited for.
+    /// place that may give memory comes back as it is; another, or one of a chunk that is used at
+    /// other addresses, is waited for.
     fn vacate(
         &self,
         slot: u32,
@@ -282,7 +283,7 @@ impl<'a> Operation<'a> {
         let part = |site, Returned { mapping, gates, aliases }, loan| {
             Some(Part { slot, site, mapping, aliases, origin: Origin::Returned(gates), loan })
         };
-        for wait in [how.wait, Wait::No] {
+        for may_sweep in [true, false] {
             let other = match reclaim(how.place) {
                 Found::Nothing => return Ok(None),
                 Found::Reclaimed(returned) => return Ok(part(sources.own(), returned, None)),
@@ -295,10 +296,9 @@ impl<'a> Operation<'a> {
                     Found::Other(_) => {}
                 }
             }
-            if wait == Wait::No {
-                break;
+            if may_sweep {
+                other.sweep(how.wait, how.turn);
             }
-            other.sweep(Wait::Yes, how.turn);
         }
         Err(ElasticError::StillUsed { offset }.into())
     }
@@ -336,13 +336,13 @@ impl<'a> Operation<'a> {
                     body.uses.come_after(gates);
                 }
             }
-            site.depot.elastic_grew(chunk_bytes);
             if loan.is_some() {
                 add(&mut borrowed, site.place, chunk_bytes);
                 state.rests_until_ms = rests_until_ms;
             }
-            let standing = body.standing(home, mapping, generation, loan);
-            state.pieces.insert(slot, Standing { aliases, ..standing });
+            let footing = site.depot.footing(chunk_bytes);
+            let standing = body.standing(home, mapping, generation, footing, loan);
+            state.insert(slot, Standing { aliases, ..standing });
         }
         (generation, borrowed)
     }

@@ -1,6 +1,7 @@
 //! Copies within a buffer, in the order of a stream.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use vmm_sys::Access;
 use vmm_sys::object::Stream;
@@ -8,8 +9,9 @@ use vmm_sys::object::Stream;
 use super::ElasticBuffer;
 use super::body::Body;
 use super::error::ElasticError;
-use super::state::State;
+use super::state::{Standing, State};
 use super::uses::Uses;
+use crate::depot::Footing;
 use crate::error::Error;
 
 /// One copy, by offsets in the buffer.
@@ -99,7 +101,36 @@ impl Body {
                 return Err(ElasticError::NotCommitted { offset }.into());
             }
         }
-        Ok(())
+        // A byte of a shared chunk has several addresses.
+        let targets = self.shared_bytes(state, copy.to, copy.bytes);
+        let overlaps = |(chunk, bytes): &(*const Footing, Range<u64>)| {
+            let same = targets.iter().filter(|(target, _)| target == chunk);
+            same.into_iter().any(|(_, it)| it.start < bytes.end && bytes.start < it.end)
+        };
+        match !targets.is_empty()
+            && self.shared_bytes(state, copy.from, copy.bytes).iter().any(overlaps)
+        {
+            true => Err(copy.overlap()),
+            false => Ok(()),
+        }
+    }
+
+    /// What of these bytes lies in shared chunks, by chunk, from its start.
+    fn shared_bytes(
+        &self,
+        state: &State,
+        offset: u64,
+        bytes: u64,
+    ) -> Vec<(*const Footing, Range<u64>)> {
+        let chunk_bytes = self.shape.chunk_bytes;
+        // Checked by the caller.
+        let slots = self.slots_over(offset, bytes).unwrap_or_default();
+        let of = |(slot, it): (&u32, &Standing)| {
+            let start = u64::from(*slot) * chunk_bytes;
+            let bytes = offset.saturating_sub(start)..(offset + bytes - start).min(chunk_bytes);
+            it.is_shared().then(|| (Arc::as_ptr(&it.footing), bytes))
+        };
+        state.pieces.range(slots).filter_map(of).collect()
     }
 
     /// The copy in parts of which each side lies at one place, since nobody says that the driver

@@ -1,9 +1,11 @@
 //! Taking memory away from a buffer's addresses: at once for the buffer, behind its users for the
 //! driver. Nobody waits, and it cannot fail.
 
+use std::sync::Arc;
+
 use super::body::Operation;
 use super::hooks::{Cause, Phase};
-use super::state::{Backing, Stuck};
+use super::state::{Backing, Standing, Stuck};
 use crate::carries::Carrying;
 use crate::places::Site;
 use crate::turn::Turn;
@@ -52,11 +54,15 @@ impl Operation<'_> {
         for mut standing in gone {
             let site = sites.iter().find(|site| site.place == standing.place);
             let Some(Site { depot, .. }) = site else { continue };
-            depot.elastic_shrank(body.shape.chunk_bytes);
-            depot.leaving.add(standing.take_others().into_iter(), Vec::new());
-            match standing.backing {
+            let others = standing.take_others().into_iter();
+            let Standing { backing, footing, .. } = standing;
+            // It counts where it stands, if it stands in other slots.
+            let footing = Arc::downgrade(&footing);
+            depot.leaving.add_shared(others, Vec::new(), &footing);
+            match backing {
                 Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
-                    depot.leaving.add(std::iter::once(mapping), gates.clone());
+                    let mapping = std::iter::once(mapping);
+                    depot.leaving.add_shared(mapping, gates.clone(), &footing);
                 }
                 Backing::Stuck(Stuck::Unmapped(chunk)) => depot.settle(chunk, Turn::Requester),
                 // Only the thread that holds the operation has one, and it is here.

@@ -116,6 +116,27 @@ pub enum ElasticError {
         /// The offset.
         offset: u64,
     },
+    /// Chunks are shared as a whole, and stand at multiples of their length.
+    #[error(
+        "{bytes} bytes at offset {from}, to stand at {to} too, are not whole chunks: expected \
+         multiples of {chunk_bytes}"
+    )]
+    NotWhole {
+        /// Where they stand.
+        from: u64,
+        /// Where they are to stand too.
+        to: u64,
+        /// How many.
+        bytes: u64,
+        /// The length of the buffer's chunks.
+        chunk_bytes: u64,
+    },
+    /// Memory is committed where chunks are to stand too.
+    #[error("memory is committed at offset {offset} already: decommit it first")]
+    Occupied {
+        /// Where.
+        offset: u64,
+    },
     /// The bytes to copy lie in both ranges, or behind both: a shared chunk has several addresses.
     #[error("the {bytes} bytes at offset {from} and those at {to}, where they are to go, overlap")]
     Overlap {

@@ -118,16 +118,7 @@ impl Lenders {
     ///
     /// Asks the driver about links, which makes no context.
     pub(crate) fn in_order<'a>(&self, body: &'a Body) -> Vec<Site<'a>> {
-        let home = body.home();
-        let mut sites: Vec<Site<'a>> = body
-            .places
-            .sites()
-            .filter(|site| site.place != Place::Device(home) && self.include(site))
-            .collect();
-        if sites.len() > 1 {
-            sites.sort_by_cached_key(|site| (rank(&body.places, home, site.place), site.place));
-        }
-        sites
+        by_distance(&body.places, body.home(), |site| self.include(site))
     }
 
     /// Whether a place may lend.
@@ -139,6 +130,20 @@ impl Lenders {
             (Lenders::Any, Place::HostNuma(_)) => site.depot.lending.is_for_any(),
         }
     }
+}
+
+/// The other places that `include` says, those first that `home` reaches fastest.
+pub(crate) fn by_distance<'a>(
+    places: &'a Places,
+    home: DeviceId,
+    include: impl Fn(&Site<'a>) -> bool,
+) -> Vec<Site<'a>> {
+    let others = places.sites().filter(|site| site.place != Place::Device(home));
+    let mut sites: Vec<Site<'a>> = others.filter(include).collect();
+    if sites.len() > 1 {
+        sites.sort_by_cached_key(|site| (rank(places, home, site.place), site.place));
+    }
+    sites
 }
 
 /// How far a place is from a home: 0 is the fastest link. The host is farther than every device.

@@ -21,6 +21,10 @@ pub enum Cause {
     Decommit,
     /// The contents move to other memory.
     Move,
+    /// Chunks come to stand at a second address too: what is concerned are the new addresses.
+    Share,
+    /// Addresses of shared chunks get chunks of their own, contents kept.
+    Unshare,
     /// Memory is given back until the buffer wakes; the contents may be kept elsewhere.
     Sleep,
     /// Memory comes back.

@@ -193,7 +193,9 @@ impl Operation<'_> {
         let slots: Vec<u32> = match &order.range {
             None => body.state().pieces.keys().copied().collect(),
             Some(range) => {
-                body.slots_over(range.start, range.end.saturating_sub(range.start))?.collect()
+                let bytes = range.end.saturating_sub(range.start);
+                let slots = body.slots_over(range.start, bytes)?;
+                body.state().slots_in(slots)
             }
         };
         let home = match order.range {

@@ -20,7 +20,8 @@
 //!
 //! `body`, `state`: what it is made of, and who may change it. `growth`, `commit`, `decommit`: memory
 //! comes and goes; `borrow`: from lenders too. `access`: which devices may use it. `uses`: which
-//! streams do; `copy`: copies within it. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
+//! streams do; `copy`: copies within it; `bytes`: reads and writes from the host. `share`: one chunk at
+//! several addresses. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
 //! `relocate`, `take_back`: other places for the memory, by way of `door`, which keeps users out
 //! meanwhile, and `copier`; asked for by `migrate` and `sleep`, by a lender (`recall`), by the pool
 //! when a home has room again (`homecoming`) and when a device is short (`relief`). `progress`: what
@@ -33,6 +34,7 @@ mod alias;
 pub(crate) mod body;
 mod borrow;
 mod builder;
+mod bytes;
 pub(crate) mod commit;
 pub(crate) mod copier;
 mod copy;
@@ -48,6 +50,7 @@ mod progress;
 pub(crate) mod recall;
 pub(crate) mod relief;
 mod relocate;
+mod share;
 pub(crate) mod sleep;
 mod state;
 pub(crate) mod stats;
@@ -61,12 +64,13 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use vmm_sys::object::{RelaxedCapture, Stream};
+use vmm_sys::object::Stream;
 use vmm_sys::{Access, DeviceId};
 
 pub use ahead::{AheadState, GrowAhead};
 pub use builder::ElasticBuilder;
 pub use error::{ElasticError, LenderAnswer, PeerFault, Refusal};
+pub(crate) use growth::by_distance;
 pub use growth::{Grown, Growth};
 pub use hooks::{BackingChange, BackingHook, Cause, Phase};
 pub use migrate::{Migration, MigrationState, Move};
@@ -80,6 +84,7 @@ use crate::error::Error;
 use crate::lane::Wait;
 use crate::place::Place;
 use crate::pool::PoolInner;
+use crate::room::{self, Room};
 use crate::turn::Turn;
 use access::Word;
 use body::Body;
@@ -88,7 +93,7 @@ use commit::How;
 /// Addresses of its own, for a capacity that is reserved at once, and physical memory behind them
 /// that grows and shrinks in place by whole chunks.
 ///
-/// Who owns the physical memory: the buffer alone; no chunk is shared. Is the address stable: yes,
+/// Who owns the physical memory: the buffer alone; no chunk is shared with another buffer. Is the address stable: yes,
 /// until the drop, whatever happens to the memory. Who may access: its home, and the devices that
 /// the pool's policy and [`grant`](ElasticBuffer::grant) name.
 ///
@@ -123,7 +128,7 @@ impl ElasticBuffer {
         self.body.shape.chunk_bytes
     }
 
-    /// Physical memory at its addresses, in bytes.
+    /// Its addresses with memory behind them, in bytes.
     pub fn committed_bytes(&self) -> u64 {
         self.body.committed_bytes()
     }
@@ -206,6 +211,13 @@ impl ElasticBuffer {
         operation.commit(slots.into_iter(), how, &growth.lenders)
     }
 
+    /// What it could grow by now: see [`Pool::room`](crate::Pool::room), in its own chunks. Its quota
+    /// and capacity are not counted.
+    pub fn room(&self) -> Room {
+        let props = |place| self.body.props(place);
+        room::room(self.pool.places(), self.device(), props, self.chunk_bytes())
+    }
+
     /// Asks the background thread to do what [`ElasticBuffer::grow_to`] does, and returns at once.
     /// Requests that have not begun are joined: the largest counts. In a pool without that thread
     /// it is done here.
@@ -241,10 +253,14 @@ impl ElasticBuffer {
         let chunk_bytes = self.chunk_bytes();
         let first = range.start.div_ceil(chunk_bytes);
         let end = range.end.min(self.body.range.bytes()) / chunk_bytes;
-        let slots = (first..end).map(|slot| slot as u32); // below the capacity's number of slots
         let operation = self.body.operate()?;
         self.body.check_awake()?;
-        Ok(operation.decommit(slots, Cause::Decommit))
+        if end <= first {
+            return Ok(0);
+        }
+        // Below the capacity's number of slots.
+        let slots = self.body.state().slots_in(first as u32..end as u32);
+        Ok(operation.decommit(slots.into_iter(), Cause::Decommit))
     }
 
     /// Says that work of `stream` is going to use the buffer: hold the answer until that work,
@@ -299,7 +315,8 @@ impl ElasticBuffer {
     }
 
     /// Descriptors of the pieces, for other processes; each keeps its memory taken until it is
-    /// closed. Slow, 0.6 ms a piece: make them once and keep them while the generation stays.
+    /// closed. Slow, 0.6 ms a piece: make them once and keep them while the generation stays. A
+    /// shared chunk has one for each of its addresses.
     ///
     /// # Errors
     /// [`ElasticError::NotExportable`] unless the buffer was built exportable; the driver's.
@@ -320,59 +337,6 @@ impl ElasticBuffer {
             .collect();
         drop(operation);
         exported
-    }
-
-    /// Copies `source` to `offset` in the buffer, by the home, and waits. The caller orders it
-    /// against work that is still running.
-    ///
-    /// # Errors
-    /// [`Error::OutOfBounds`], [`ElasticError::NotCommitted`], [`ElasticError::Asleep`]; the
-    /// driver's.
-    pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), Error> {
-        let _using = uses::Uses::begin_on_host(&self.body)?;
-        self.check_bounds(offset, source.len() as u64)?;
-        let _relaxed = RelaxedCapture::enter(self.body.range.driver())?;
-        Ok(self.body.range.write(self.device(), offset, source)?)
-    }
-
-    /// Copies from `offset` in the buffer into `target`, by the home, and waits.
-    ///
-    /// # Errors
-    /// As [`ElasticBuffer::write`].
-    pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), Error> {
-        self.read_by(self.device(), offset, target)
-    }
-
-    /// As [`ElasticBuffer::read`], through the context of another device that has access.
-    ///
-    /// # Errors
-    /// As [`ElasticBuffer::write`]; [`ElasticError::NoAccess`].
-    pub fn read_by(&self, device: DeviceId, offset: u64, target: &mut [u8]) -> Result<(), Error> {
-        if !self.body.may_access(device) {
-            return Err(ElasticError::NoAccess { device }.into());
-        }
-        let _using = uses::Uses::begin_on_host(&self.body)?;
-        self.check_bounds(offset, target.len() as u64)?;
-        let _relaxed = RelaxedCapture::enter(self.body.range.driver())?;
-        Ok(self.body.range.read(device, offset, target)?)
-    }
-
-    /// Whether memory stands behind all of these bytes.
-    fn check_bounds(&self, offset: u64, bytes: u64) -> Result<(), Error> {
-        let buffer_bytes = self.capacity_bytes();
-        if offset.checked_add(bytes).is_none_or(|end| end > buffer_bytes) {
-            return Err(Error::OutOfBounds { offset, bytes, buffer_bytes });
-        }
-        let chunk_bytes = self.chunk_bytes();
-        let state = self.body.state();
-        let mut slots = self.body.slots_over(offset, bytes)?;
-        match slots.find(|slot| !state.pieces.contains_key(slot)) {
-            Some(slot) => {
-                let offset = u64::from(slot) * chunk_bytes;
-                Err(ElasticError::NotCommitted { offset }.into())
-            }
-            None => Ok(()),
-        }
     }
 }
 

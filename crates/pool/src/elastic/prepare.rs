@@ -56,16 +56,16 @@ impl Operation<'_> {
         short: &mut Short,
         grants: &[AccessGrant],
     ) -> Result<Leg, Error> {
-        let Target { slot, to, is_loan } = target;
+        let Target { slot, to, is_loan, .. } = target;
         let turn = terms.turn;
         let site = self.0.places.site(to)?;
         let _carrying = site.depot.carries.begin();
         let bytes = self.0.shape.chunk_bytes;
         if !is_loan && let Some(spare) = site.depot.landing.take(&self.0.props(to), bytes, grants) {
             self.0.state().expect(to, bytes, false);
-            site.depot.elastic_grew(bytes);
+            let footing = site.depot.footing(bytes);
             let (origin, shadow, stage) = (Origin::Landing, spare.mapping, Stage::Untouched);
-            return Ok(Leg { slot, to, origin, loan: None, shadow, stage });
+            return Ok(Leg { slot, to, origin, footing, loan: None, shadow, stage });
         }
         let (chunk, origin, loan) = self.supply_for(&site, is_loan, terms, short)?;
         let kept = chunk.clone();
@@ -86,8 +86,8 @@ impl Operation<'_> {
             return Err(error.into());
         }
         self.0.state().expect(to, bytes, is_loan);
-        site.depot.elastic_grew(bytes);
-        Ok(Leg { slot, to, origin, loan, shadow, stage: Stage::Untouched })
+        let (footing, stage) = (site.depot.footing(bytes), Stage::Untouched);
+        Ok(Leg { slot, to, origin, footing, loan, shadow, stage })
     }
 
     /// A chunk for a move, by the effort that its place is worth.
@@ -122,11 +122,11 @@ impl Operation<'_> {
     /// Takes the new chunks away again.
     pub(super) fn give_up(&self, legs: Vec<Leg>, turn: Turn) {
         let bytes = self.0.shape.chunk_bytes;
-        for Leg { slot, to, origin, loan, shadow, stage, .. } in legs.into_iter().rev() {
+        for Leg { slot, to, origin, footing, loan, shadow, stage } in legs.into_iter().rev() {
             let Ok(site) = self.0.places.site(to) else { continue };
             let _carrying = site.depot.carries.begin();
             self.0.state().arrived(to, bytes, loan.is_some());
-            site.depot.elastic_shrank(bytes);
+            drop(footing);
             match (stage, &origin) {
                 (Stage::Untouched, Origin::Landing) => {
                     site.depot.landing.put(Spare { mapping: shadow, grants: self.0.grants() });

@@ -66,7 +66,11 @@ impl Operation<'_> {
     ) -> Returned {
         let body = self.0;
         let home = Place::Device(body.home());
-        let slots = last(body.state().borrowed(Some(lender)), most_bytes, body.shape.chunk_bytes);
+        let slots = {
+            let state = body.state();
+            state.last_chunks(state.borrowed(Some(lender)), most_bytes, body.shape.chunk_bytes)
+        };
+        let chunks = body.chunks_of(slots.iter().copied());
         let mut homeward = match ways.home && !slots.is_empty() {
             true => self.ready_slots(home).min(slots.len()),
             false => 0,
@@ -81,17 +85,20 @@ impl Operation<'_> {
                 host.iter().flat_map(|host| far.iter().map(|slot| Target::loan(*slot, *host)));
             match self.relocate(to_home.chain(to_host), &Terms::unasked(patience), |_| {}) {
                 Ok(_) => {
-                    let left = self.bytes_of(rest - host_count);
+                    // What is shared has left once all of its slots have.
+                    let gone_bytes = self.bytes_of(chunks.gone());
+                    let left = self.bytes_of(chunks.count()) - gone_bytes;
+                    let host_bytes = self.bytes_of(host_count).min(gone_bytes);
                     return Returned {
-                        home_bytes: self.bytes_of(homeward),
-                        host_bytes: self.bytes_of(host_count),
+                        home_bytes: gone_bytes - host_bytes,
+                        host_bytes,
                         refused: (left > 0).then(|| (left, self.no_room(home, left))),
                     };
                 }
                 // The room was taken meanwhile.
                 Err(error) if homeward > 0 && error.is_out_of_memory() => homeward = 0,
                 Err(error) => {
-                    let refused = Some((self.bytes_of(slots.len()), error));
+                    let refused = Some((self.bytes_of(chunks.count()), error));
                     return Returned { refused, ..Returned::default() };
                 }
             }
@@ -133,11 +140,4 @@ impl Operation<'_> {
             Err(error) => error,
         }
     }
-}
-
-/// The last of `slots` that sum to `bytes`, or all.
-pub(super) fn last(mut slots: Vec<u32>, bytes: u64, chunk_bytes: u64) -> Vec<u32> {
-    let count = usize::try_from(bytes.div_ceil(chunk_bytes)).unwrap_or(usize::MAX);
-    slots.drain(..slots.len().saturating_sub(count));
-    slots
 }

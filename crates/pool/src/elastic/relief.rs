@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::body::{Body, Operation};
 use super::growth::Lenders;
-use super::recall::{Ways, last};
+use super::recall::Ways;
 use super::terms::{Target, Terms};
 use crate::place::Place;
 use crate::places::{Places, Site};
@@ -79,12 +79,12 @@ impl Operation<'_> {
     /// Moves memory that lies `here` to who lends. Returns the bytes moved.
     fn lend_away(&self, here: Place, most_bytes: u64, way: Way) -> Option<u64> {
         let body = self.0;
-        let lying: Vec<u32> = {
+        let mut slots = {
             let state = body.state();
             let here = state.pieces.iter().filter(|(_, it)| it.place == here);
-            here.map(|(slot, _)| *slot).collect()
+            let lying = here.map(|(slot, _)| *slot).collect();
+            state.last_chunks(lying, most_bytes, body.shape.chunk_bytes)
         };
-        let mut slots = last(lying, most_bytes, body.shape.chunk_bytes);
         let mut moved = 0;
         for site in targets(body, here, way) {
             let is_loan = site.place != Place::Device(body.home());
@@ -94,11 +94,12 @@ impl Operation<'_> {
                 continue;
             }
             let going = slots[slots.len() - count..].iter();
-            let to = |slot: &u32| Target { slot: *slot, to: site.place, is_loan };
+            let chunks = body.chunks_of(going.clone().copied());
+            let to = |slot: &u32| Target { is_loan, ..Target::chosen(*slot, site.place) };
             match self.relocate(going.map(to), &Terms::unasked(Duration::ZERO), |_| {}) {
                 Ok(_) => {
                     slots.truncate(slots.len() - count);
-                    moved += self.bytes_of(count);
+                    moved += self.bytes_of(chunks.gone());
                 }
                 Err(error) => tracing::debug!(%error, to = %site.place, "a buffer is not moved"),
             }

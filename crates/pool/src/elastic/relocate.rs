@@ -6,7 +6,7 @@
 //! is mapped at the buffer's address (rows D-V1, D-V5). The old chunks are kept until all have
 //! changed place, so that a failure at any step brings them back: nobody has written meanwhile.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use vmm_sys::AccessGrant;
@@ -14,12 +14,13 @@ use vmm_sys::object::{Chunk, Latch, Mapping, RelaxedCapture};
 
 use super::body::Operation;
 use super::commit::{Origin, give_back};
-use super::copier::Copier;
+use super::copier::{Copier, copy};
 use super::door::{Closed, Held};
 use super::error::ElasticError;
 use super::hooks::Phase;
 use super::state::{Standing, State};
 use super::terms::{Left, Moved, Target, Terms};
+use crate::depot::Footing;
 use crate::error::Error;
 use crate::landing::Spare;
 use crate::lane::{Asker, Waited};
@@ -30,14 +31,12 @@ use crate::turn::Turn;
 /// The most chunks that are swapped together: others wait for their turn at the driver meanwhile.
 const BATCH_MAX: usize = 16;
 
-/// The longest chunk that is copied by a kernel.
-const KERNEL_BYTES_MAX: u64 = 64 << 20;
-
 /// One chunk on its way to another place.
 pub(super) struct Leg {
     pub(super) slot: u32,
     pub(super) to: Place,
     pub(super) origin: Origin,
+    pub(super) footing: Footing,
     /// The booking of a lender's memory.
     pub(super) loan: Option<Loan>,
     /// The new chunk, at an address of the move's own.
@@ -81,6 +80,8 @@ struct Remains {
     /// Where else the old chunk is mapped: ready for the next, and where it should not be.
     spare: Option<Spare>,
     aliases: Vec<Mapping>,
+    /// Alive while the old chunk stands in other slots.
+    footing: Weak<Footing>,
 }
 
 /// What an exchange needs, made before anybody is concerned.
@@ -104,7 +105,8 @@ impl Operation<'_> {
         let targets: Vec<Target> = {
             let state = body.state();
             let is_away = |it: &Target| {
-                state.pieces.get(&it.slot).is_some_and(|standing| standing.place != it.to)
+                let standing = state.pieces.get(&it.slot);
+                standing.is_some_and(|standing| standing.place != it.to || it.is_anew)
             };
             targets.filter(is_away).collect()
         };
@@ -330,13 +332,13 @@ impl Operation<'_> {
         let mut state = body.state();
         state.generation += 1;
         let (generation, home) = (state.generation, state.home);
-        for Leg { slot, to, loan, shadow, stage, .. } in legs {
+        for Leg { slot, to, footing, loan, shadow, stage, .. } in legs {
             let Stage::New { mapping, old } = stage else { continue };
             state.arrived(to, body.shape.chunk_bytes, loan.is_some());
             if loan.is_some() {
                 state.rests_until_ms = rests_until_ms;
             }
-            let mut standing = body.standing(home, mapping, generation, loan);
+            let mut standing = body.standing(home, mapping, generation, footing, loan);
             let shadow = match to {
                 Place::Device(_) => Some(shadow),
                 Place::HostNuma(_) => {
@@ -344,9 +346,10 @@ impl Operation<'_> {
                     None
                 }
             };
-            let before = state.pieces.insert(slot, standing);
-            let (spare, aliases) = before.map(|it| (it.spare, it.aliases)).unwrap_or_default();
-            left.push(Remains { slot, to, shadow, old, spare, aliases });
+            let Some(before) = state.insert(slot, standing) else { continue };
+            let Standing { spare, aliases, footing, .. } = before;
+            let footing = Arc::downgrade(&footing);
+            left.push(Remains { slot, to, shadow, old, spare, aliases, footing });
         }
         state.counts.moved_bytes += bytes;
         publish(&mut state);
@@ -357,8 +360,7 @@ impl Operation<'_> {
 
     /// Gives back what the move left: its own addresses, and the old chunks.
     fn leave_behind(&self, left: Vec<Remains>, terms: &Terms) {
-        let bytes = self.0.shape.chunk_bytes;
-        for Remains { slot, to, shadow, old, spare, aliases } in left {
+        for Remains { slot, to, shadow, old, spare, aliases, footing } in left {
             if let Some(shadow) = shadow
                 && let Ok(site) = self.0.places.site(to)
             {
@@ -366,11 +368,18 @@ impl Operation<'_> {
                 self.part_with(slot, &site, shadow, &Origin::Stock, terms.turn);
             }
             let Ok(site) = self.0.places.site(Place::of(old.props())) else { continue };
-            site.depot.elastic_shrank(bytes);
-            site.depot.leaving.add(aliases.into_iter(), Vec::new());
-            if let Some(spare) = spare {
-                site.depot.landing.put(spare);
-                continue;
+            let leaving = &site.depot.leaving;
+            leaving.add_shared(aliases.into_iter(), Vec::new(), &footing);
+            match spare {
+                // Nobody else has the chunk.
+                Some(spare) if Arc::strong_count(&old) == 2 => {
+                    site.depot.landing.put(spare);
+                    continue;
+                }
+                spare => {
+                    let spare = spare.into_iter().map(|spare| spare.mapping);
+                    leaving.add_shared(spare, Vec::new(), &footing);
+                }
             }
             match terms.left {
                 Left::Shelf => site.depot.settle(old, terms.turn),
@@ -378,28 +387,4 @@ impl Operation<'_> {
             }
         }
     }
-}
-
-/// Enqueues the copy of each leg, and the event after it.
-///
-/// Mapping calls and copy engines wait for each other, so that a swap beside them holds the users up for
-/// twice the copy; a kernel waits for nobody, and reaches the links' speed too. It does not reach the
-/// host's, and for long chunks the few swaps matter less than the engines' small lead
-/// (docs/DRIVER.md).
-fn copy(legs: &[Leg], copier: &Copier) -> Result<(), Error> {
-    let is_on_device = |mapping: &Mapping| Place::of(mapping.chunk().props()).device().is_some();
-    for (leg, copied) in legs.iter().zip(&copier.events) {
-        if let Stage::Old(old) = &leg.stage {
-            let by_kernel = copier.has_kernels
-                && old.bytes() <= KERNEL_BYTES_MAX
-                && is_on_device(old)
-                && is_on_device(&leg.shadow);
-            match by_kernel {
-                true => leg.shadow.copy_from_by_kernel(old, &copier.stream)?,
-                false => leg.shadow.copy_from(old, &copier.stream)?,
-            }
-        }
-        copied.record(&copier.stream)?;
-    }
-    Ok(())
 }

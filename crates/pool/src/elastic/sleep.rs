@@ -131,7 +131,8 @@ impl Operation<'_> {
         let lie = |it: &Standing| Lay { place: it.place, is_loan: it.is_borrowed() };
         let lay: BTreeMap<u32, Lay> =
             body.state().pieces.iter().map(|(slot, it)| (*slot, lie(it))).collect();
-        let on_devices = lay.values().filter(|it| it.place.device().is_some()).count();
+        let on_devices = lay.iter().filter(|(_, it)| it.place.device().is_some());
+        let given = body.chunks_of(on_devices.map(|(slot, _)| *slot));
         match contents {
             Contents::Dropped => self.drop_memory(lay, patience)?,
             Contents::Kept { node } => {
@@ -145,7 +146,7 @@ impl Operation<'_> {
                 self.relocate(targets, &terms, fall_asleep)?;
             }
         }
-        Ok(Some(self.bytes_of(on_devices)))
+        Ok(Some(self.bytes_of(given.count())))
     }
 
     /// A buffer that sleeps with its contents kept loses them after all.
@@ -204,7 +205,6 @@ impl Operation<'_> {
     fn release(&self, mut standing: Standing) {
         let turn = Turn::Requester;
         let Ok(site) = self.0.places.site(standing.place) else { return };
-        site.depot.elastic_shrank(self.0.shape.chunk_bytes);
         for other in standing.take_others() {
             drop(site.depot.unmap(other, turn));
         }
@@ -243,8 +243,10 @@ impl Operation<'_> {
         let to_home = |(slot, lay): (&u32, &Lay)| {
             Target::chosen(*slot, if lay.is_loan { home } else { lay.place })
         };
-        let to_lender =
-            |(slot, lay): (&u32, &Lay)| Target { slot: *slot, to: lay.place, is_loan: lay.is_loan };
+        let to_lender = |(slot, lay): (&u32, &Lay)| Target {
+            is_loan: lay.is_loan,
+            ..Target::chosen(*slot, lay.place)
+        };
         let awake = |state: &mut State| state.asleep = None;
         let borrowed = lay.values().any(|it| it.is_loan);
         match self.relocate(lay.iter().map(to_home), &terms, awake) {

@@ -1,14 +1,16 @@
 //! [`State`]: what others see of an elastic buffer, behind a lock that is only held to look or to
 //! publish.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
+use std::sync::{Arc, Weak};
 
 use vmm_sys::object::{Chunk, Mapping};
 use vmm_sys::{Access, AccessGrant, DeviceId};
 
 use super::body::Body;
 use super::sleep::Asleep;
+use crate::depot::Footing;
 use crate::landing::Spare;
 use crate::lending::{Lent, Loan};
 use crate::place::Place;
@@ -18,8 +20,11 @@ use crate::place::Place;
 pub(crate) struct State {
     /// By slot: the slot's number times the chunk length is the offset.
     pub(crate) pieces: BTreeMap<u32, Standing>,
-    /// Slots whose chunks are [`Stuck`].
+    /// Slots whose chunks are [`Stuck`]; those that owe grants, and those with aliases: what every
+    /// operation begins with goes by these, and not by all pieces.
     pub(super) stuck: BTreeSet<u32>,
+    pub(super) indebted: BTreeSet<u32>,
+    pub(super) aliased: BTreeSet<u32>,
     /// Bytes of chunks that stand at addresses of a move's own, by the place they are made at.
     pub(crate) incoming: BTreeMap<Place, Incoming>,
     /// Until then it does not come home by itself, by the pool's clock.
@@ -50,8 +55,10 @@ pub(crate) struct Standing {
     pub(crate) generation: u64,
     /// Grants that the driver refused to take back: tried again before the next operation.
     pub(crate) owed: Vec<AccessGrant>,
-    /// If it lies elsewhere than the home: whose it is, on both sides' accounts.
-    pub(crate) lent: Option<Lent>,
+    /// Its chunk's entry in the account of its place: one for all slots of a shared chunk.
+    pub(crate) footing: Arc<Footing>,
+    /// If it lies elsewhere than the home: whose it is, on both sides' accounts; one as well.
+    pub(crate) lent: Option<Arc<Lent>>,
     /// Where else the chunk is mapped, if it lies on the host and a move brought it.
     pub(super) spare: Option<Spare>,
     /// Where it is mapped although it should not be: see [`alias`](super::alias).
@@ -87,7 +94,12 @@ pub(crate) enum Stuck {
 impl Standing {
     /// Whether a lender's budget is booked for it.
     pub(crate) fn is_borrowed(&self) -> bool {
-        self.lent.as_ref().is_some_and(Lent::is_loan)
+        self.lent.as_ref().is_some_and(|lent| lent.is_loan())
+    }
+
+    /// Whether its chunk stands in other slots too.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.footing) > 1
     }
 
     /// Whether this is its chunk.
@@ -139,6 +151,8 @@ impl State {
         State {
             pieces: BTreeMap::new(),
             stuck: BTreeSet::new(),
+            indebted: BTreeSet::new(),
+            aliased: BTreeSet::new(),
             incoming: BTreeMap::new(),
             rests_until_ms: 0,
             homeward: false,
@@ -154,18 +168,54 @@ impl State {
 
     /// Says what is at a slot's addresses, if the slot has memory.
     pub(super) fn set_backing(&mut self, slot: u32, backing: Backing) {
-        let Some(standing) = self.pieces.get_mut(&slot) else { return };
-        match backing {
-            Backing::Stuck(_) => self.stuck.insert(slot),
-            Backing::Mapped(_) | Backing::InHand => self.stuck.remove(&slot),
-        };
-        standing.backing = backing;
+        self.change(slot, |standing| standing.backing = backing);
+    }
+
+    /// Puts a chunk into a slot. Returns the one that stood there.
+    pub(super) fn insert(&mut self, slot: u32, standing: Standing) -> Option<Standing> {
+        let before = self.remove(slot);
+        self.pieces.insert(slot, standing);
+        self.note(slot);
+        before
     }
 
     /// Takes a slot's chunk out.
     pub(super) fn remove(&mut self, slot: u32) -> Option<Standing> {
-        self.stuck.remove(&slot);
-        self.pieces.remove(&slot)
+        let standing = self.pieces.remove(&slot);
+        self.note(slot);
+        standing
+    }
+
+    /// Changes what a slot's chunk owes, and where else it is mapped.
+    pub(super) fn change(&mut self, slot: u32, change: impl FnOnce(&mut Standing)) {
+        if let Some(standing) = self.pieces.get_mut(&slot) {
+            change(standing);
+        }
+        self.note(slot);
+    }
+
+    /// Lists the slot where it belongs.
+    fn note(&mut self, slot: u32) {
+        let standing = self.pieces.get(&slot);
+        let is_stuck = standing.is_some_and(|it| matches!(it.backing, Backing::Stuck(_)));
+        let is_indebted = standing.is_some_and(|it| !it.owed.is_empty());
+        let is_aliased = standing.is_some_and(|it| !it.aliases.is_empty());
+        let lists = [
+            (&mut self.stuck, is_stuck),
+            (&mut self.indebted, is_indebted),
+            (&mut self.aliased, is_aliased),
+        ];
+        for (list, is_in) in lists {
+            match is_in {
+                true => list.insert(slot),
+                false => list.remove(&slot),
+            };
+        }
+    }
+
+    /// Those of these slots that have memory.
+    pub(super) fn slots_in(&self, slots: Range<u32>) -> Vec<u32> {
+        self.pieces.range(slots).map(|(slot, _)| *slot).collect()
     }
 
     /// A chunk is to come to `place`.
@@ -186,6 +236,27 @@ impl State {
         }
     }
 
+    /// Of these slots with memory, whole chunks with all of their slots: the last that sum to `bytes`,
+    /// or all. `slots` has all slots of each of its chunks.
+    pub(super) fn last_chunks(
+        &self,
+        mut slots: Vec<u32>,
+        bytes: u64,
+        chunk_bytes: u64,
+    ) -> Vec<u32> {
+        let most = usize::try_from(bytes.div_ceil(chunk_bytes)).unwrap_or(usize::MAX);
+        let footing = |slot: &u32| self.pieces.get(slot).map(|it| Arc::as_ptr(&it.footing));
+        let mut chosen = HashSet::new();
+        for footing in slots.iter().rev().filter_map(footing) {
+            if chosen.len() >= most {
+                break;
+            }
+            chosen.insert(footing);
+        }
+        slots.retain(|slot| footing(slot).is_some_and(|it| chosen.contains(&it)));
+        slots
+    }
+
     /// Slots with memory that a lender's budget is booked for; of one lender, if it is named.
     pub(crate) fn borrowed(&self, lender: Option<Place>) -> Vec<u32> {
         let is_it =
@@ -194,7 +265,31 @@ impl State {
     }
 }
 
+/// The chunks of some slots, each once, and what becomes of them.
+pub(crate) struct Chunks(Vec<Weak<Footing>>);
+
+impl Chunks {
+    /// How many there were.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many of them the buffer does not have any more.
+    pub(super) fn gone(&self) -> usize {
+        self.0.iter().filter(|footing| footing.strong_count() == 0).count()
+    }
+}
+
 impl Body {
+    /// The chunks of these slots.
+    pub(crate) fn chunks_of(&self, slots: impl Iterator<Item = u32>) -> Chunks {
+        let state = self.state();
+        let mut known = HashSet::new();
+        let footings = slots.filter_map(|slot| state.pieces.get(&slot).map(|it| &it.footing));
+        let new = footings.filter(|footing| known.insert(Arc::as_ptr(footing)));
+        Chunks(new.map(Arc::downgrade).collect())
+    }
+
     /// A chunk that stands at this buffer's addresses: on the accounts of both sides, unless it lies
     /// at home.
     pub(super) fn standing(
@@ -202,22 +297,28 @@ impl Body {
         home: DeviceId,
         mapping: Mapping,
         generation: u64,
+        footing: Footing,
         loan: Option<Loan>,
     ) -> Standing {
         let place = Place::of(mapping.chunk().props());
-        let lent = self.lent(home, place, loan);
+        let (footing, lent) = (Arc::new(footing), self.lent(home, place, loan));
         let (backing, owed, aliases) = (Backing::Mapped(mapping), Vec::new(), Vec::new());
-        Standing { backing, place, generation, owed, lent, spare: None, aliases }
+        Standing { backing, place, generation, owed, footing, lent, spare: None, aliases }
     }
 
     /// Both sides' accounts of one chunk at `place`.
-    pub(super) fn lent(&self, home: DeviceId, place: Place, loan: Option<Loan>) -> Option<Lent> {
+    pub(super) fn lent(
+        &self,
+        home: DeviceId,
+        place: Place,
+        loan: Option<Loan>,
+    ) -> Option<Arc<Lent>> {
         let home = Place::Device(home);
         if place == home {
             return None;
         }
         let of = |place| self.places.site(place).ok().map(|site| &site.depot.lending);
-        Some(Lent::new(of(place)?, of(home)?, self.shape.chunk_bytes, loan))
+        Some(Arc::new(Lent::new(of(place)?, of(home)?, self.shape.chunk_bytes, loan)))
     }
 
     /// Makes a device the home. All memory lies there: nothing is lent any more.

@@ -1,5 +1,6 @@
 //! The figures of an elastic buffer, and its pieces.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use vmm_sys::DeviceId;
@@ -24,6 +25,9 @@ pub struct Piece {
     pub place: Place,
     /// Whether it is borrowed from there: it may be called back, and moves.
     pub borrowed: bool,
+    /// Whether its memory stands at other addresses of the buffer too
+    /// ([`ElasticBuffer::share`](crate::ElasticBuffer::share)).
+    pub shared: bool,
     /// Whether it can be exported to other processes.
     pub exportable: bool,
     /// The buffer's generation when the piece came: another number at the same offset is other
@@ -41,9 +45,13 @@ pub struct ElasticStats {
     pub tag: Option<Arc<str>>,
     /// Addresses reserved. Costs no memory.
     pub reserved_bytes: u64,
-    /// Physical memory at the addresses.
+    /// Addresses with memory behind them; memory that stands at several counts at each.
     pub committed_bytes: u64,
-    /// The same by place; the driver's figure of free memory cannot tell whose it is.
+    /// Physical memory behind them, each chunk once.
+    pub physical_bytes: u64,
+    /// Addresses whose memory stands at other addresses of the buffer too.
+    pub shared_bytes: u64,
+    /// The committed bytes by place; the driver's figure of free memory cannot tell whose it is.
     pub by_place: Vec<(Place, u64)>,
     /// What of it is borrowed, by lender; the rest that is not at home was placed there by name.
     pub borrowed: Vec<(Place, u64)>,
@@ -85,6 +93,7 @@ pub(super) fn pieces(body: &Body) -> Vec<Piece> {
         exportable: body.shape.exportable,
         generation: standing.generation,
         borrowed: standing.is_borrowed(),
+        shared: standing.is_shared(),
     };
     state.pieces.iter().map(piece).collect()
 }
@@ -94,7 +103,10 @@ pub(crate) fn stats(body: &Body) -> ElasticStats {
     let quota = body.shape.quota.as_ref();
     let state = body.state();
     let (mut by_place, mut borrowed) = (Vec::new(), Vec::new());
+    let (mut shared, mut chunks) = (0, HashSet::new());
     for standing in state.pieces.values() {
+        chunks.insert(Arc::as_ptr(&standing.footing));
+        shared += u64::from(standing.is_shared());
         add(&mut by_place, standing.place, body.shape.chunk_bytes);
         if standing.is_borrowed() {
             add(&mut borrowed, standing.place, body.shape.chunk_bytes);
@@ -107,6 +119,8 @@ pub(crate) fn stats(body: &Body) -> ElasticStats {
         tag: body.shape.tag.clone(),
         reserved_bytes: body.range.bytes(),
         committed_bytes: by_place.iter().map(|(_, bytes)| bytes).sum(),
+        physical_bytes: chunks.len() as u64 * body.shape.chunk_bytes,
+        shared_bytes: shared * body.shape.chunk_bytes,
         by_place,
         borrowed,
         chunk_bytes: body.shape.chunk_bytes,

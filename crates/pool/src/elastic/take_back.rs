@@ -64,8 +64,9 @@ impl Operation<'_> {
     fn stay(&self, leg: &mut Leg, backing: Backing, old: Arc<Chunk>) {
         let bytes = self.0.shape.chunk_bytes;
         let from = Place::of(old.props());
-        let Ok(site) = self.0.places.site(from) else { return };
-        let sites = self.0.places.sites();
+        let places = &self.0.places;
+        let (Ok(site), Ok(to)) = (places.site(from), places.site(leg.to)) else { return };
+        let sites = places.sites();
         let _carrying: Vec<_> = sites.map(|site| site.depot.carries.begin()).collect();
         let loan = leg.loan.take();
         {
@@ -78,18 +79,16 @@ impl Operation<'_> {
                 state.expect(leg.to, bytes, false);
             }
             let lent = self.0.lent(state.home, leg.to, loan);
+            // Beside that of the leg, which `give_up` is going to count off.
+            let footing = Arc::new(to.depot.footing(bytes));
             state.set_backing(leg.slot, backing);
             if let Some(standing) = state.pieces.get_mut(&leg.slot) {
                 standing.place = leg.to;
                 standing.generation = generation;
                 standing.lent = lent;
+                standing.footing = footing;
             }
         }
-        // Beside what is still to come: `give_up` counts that off.
-        if let Ok(to) = self.0.places.site(leg.to) {
-            to.depot.elastic_grew(bytes);
-        }
-        site.depot.elastic_shrank(bytes);
         site.depot.settle(old, Turn::Requester);
     }
 }

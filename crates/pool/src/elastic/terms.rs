@@ -47,17 +47,24 @@ pub(super) struct Target {
     pub(super) to: Place,
     /// Whether that is on loan: booked under the place's budget, and the place is not pressed.
     pub(super) is_loan: bool,
+    /// Whether it gets another chunk where it lies already.
+    pub(super) is_anew: bool,
 }
 
 impl Target {
     /// To a place that somebody chose.
     pub(super) fn chosen(slot: u32, to: Place) -> Target {
-        Target { slot, to, is_loan: false }
+        Target { slot, to, is_loan: false, is_anew: false }
     }
 
     /// To a lender.
     pub(super) fn loan(slot: u32, to: Place) -> Target {
-        Target { slot, to, is_loan: true }
+        Target { slot, to, is_loan: true, is_anew: false }
+    }
+
+    /// To a chunk of its own where it lies.
+    pub(super) fn anew(slot: u32, at: Place, is_loan: bool) -> Target {
+        Target { slot, to: at, is_loan, is_anew: true }
     }
 }
 

@@ -1,10 +1,13 @@
 //! The walker's view of elastic buffers (docs/INVARIANTS.md).
 
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
 use crate::place::Place;
 use crate::places::{Places, Site};
 
 use super::body::Body;
-use super::state::{Standing, State};
+use super::state::{Backing, Standing, State};
 
 /// What buffers have at one place, or what the books say of it, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,8 +98,30 @@ fn walk(
     let home = Place::Device(state.home);
     let known =
         |place| index_of(place).ok_or(format!("I27: a piece lies on {place}, unknown here"));
+    let listed = |is_in: fn(&Standing) -> bool| {
+        let those = state.pieces.iter().filter(|(_, it)| is_in(it));
+        those.map(|(slot, _)| *slot).collect::<BTreeSet<u32>>()
+    };
+    // A thread that brings memory back has it in its hands.
+    if !listed(|it| matches!(it.backing, Backing::Stuck(_))).is_subset(&state.stuck)
+        || listed(|it| !it.owed.is_empty()) != state.indebted
+        || listed(|it| !it.aliases.is_empty()) != state.aliased
+    {
+        return Err("I27: what operations begin with is not listed right".to_owned());
+    }
+    // Each chunk once, and one footing for all of its slots.
+    let (mut footings, mut chunks) = (HashSet::new(), HashMap::new());
     for (slot, standing) in &state.pieces {
         check_piece(body, &state, *slot, standing)?;
+        let footing = Arc::as_ptr(&standing.footing);
+        if let Some(mapping) = standing.mapping()
+            && *chunks.entry(Arc::as_ptr(mapping.chunk())).or_insert(footing) != footing
+        {
+            return Err(format!("I36: the chunk of slot {slot} is counted twice"));
+        }
+        if !footings.insert(footing) {
+            continue;
+        }
         let sums = &mut found[known(standing.place)?];
         sums.elastic += chunk_bytes;
         sums.loans += if standing.is_borrowed() { chunk_bytes } else { 0 };
@@ -104,6 +129,9 @@ fn walk(
             sums.lent += chunk_bytes;
             found[known(home)?].borrowed += chunk_bytes;
         }
+    }
+    if chunks.values().collect::<HashSet<_>>().len() != chunks.len() {
+        return Err("I36: chunks that differ are counted as one".to_owned());
     }
     for (place, incoming) in &state.incoming {
         let sums = &mut found[known(*place)?];

@@ -1,5 +1,5 @@
-//! Who is asked for room beyond the pool's own memory of a device: callbacks, reliefs, and elastic
-//! buffers that can move.
+//! Who is asked for room beyond the pool's own memory of a device: reliefs, and elastic buffers that
+//! can move.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,19 +14,6 @@ use crate::elastic::relief::{self, Way};
 use crate::place::Place;
 use crate::request::Request;
 use crate::sync::thread_local;
-
-/// What a caller can do when memory is short: free some, and say whether it did.
-///
-/// Called with the device and the bytes asked for, with no lock of the pool held: it may allocate
-/// and free. A callback that panics counts as one that did not help.
-#[derive(Clone)]
-pub(crate) struct Callback(pub(crate) Arc<dyn Fn(DeviceId, u64) -> bool + Send + Sync>);
-
-impl fmt::Debug for Callback {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Callback")
-    }
-}
 
 /// Who can make room on a device from beyond it: moves what can move to a neighbour or to the host,
 /// or brings memory from there.

@@ -17,6 +17,17 @@ pub(crate) fn trim(lane: LaneRef, wait: Wait, turn: Turn) {
     empty(lane, None, wait, turn);
 }
 
+/// What [`trim`] would take out of a lane, in bytes, as it lies: nothing is drained for the answer, and no
+/// stream is asked whether it is captured.
+pub(crate) fn idle_bytes(state: &LaneState) -> u64 {
+    if !state.may_move() {
+        return 0;
+    }
+    let placed = |key| state.region.placed_at(key);
+    let free = state.free_chunks(0, 0).into_iter().filter_map(placed);
+    free.map(|placed| placed.mapping.bytes()).sum()
+}
+
 /// The same without waiting, as long as nobody uses the lane: its heap stands at `tick`. Returns
 /// whether there was anything to take.
 pub(crate) fn trim_if_idle(lane: LaneRef, tick: u64, turn: Turn) -> bool {

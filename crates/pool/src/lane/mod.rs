@@ -30,7 +30,7 @@ use vmm_heap::Heap;
 use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, process};
 
-pub(crate) use close::{close, gate_for_good, retire, trim, trim_if_idle};
+pub(crate) use close::{close, gate_for_good, idle_bytes, retire, trim, trim_if_idle};
 pub(crate) use divert::undivert;
 pub(crate) use figures::Figures;
 pub(crate) use gate::{Asker, Gate, Pending, Waited, is_captured, record};

@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::host::{Host, HostSettings};
 use crate::idle::Clock;
-use crate::ladder::{self, Callback, Relief, Reliefs};
+use crate::ladder::{self, Callbacks, Relief, Reliefs};
 use crate::place::Place;
 use crate::places::Places;
 
@@ -24,7 +24,7 @@ pub struct PoolBuilder {
     driver: Arc<dyn Driver>,
     settings: Settings,
     budgets: Vec<(DeviceId, Budget)>,
-    callbacks: Vec<Callback>,
+    callbacks: Callbacks,
     reliefs: Reliefs,
     clock: Clock,
     balance: Option<Balance>,
@@ -36,7 +36,7 @@ impl PoolBuilder {
             driver,
             settings: Settings::default(),
             budgets: Vec::new(),
-            callbacks: Vec::new(),
+            callbacks: Callbacks::default(),
             reliefs: Reliefs::default(),
             clock: Clock::default(),
             balance: None,
@@ -129,10 +129,10 @@ impl PoolBuilder {
     /// the device and the bytes asked for, and says whether it freed something. It runs with no
     /// lock held and may allocate and free.
     pub fn on_shortage(
-        mut self,
+        self,
         callback: impl Fn(DeviceId, u64) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.callbacks.push(Callback(Arc::new(callback)));
+        self.callbacks.push(callback);
         self
     }
 
@@ -250,6 +250,7 @@ impl PoolBuilder {
         settings.check_lenders()?;
         let span = tracing::debug_span!("vmm_pool.build", devices = settings.devices.len());
         let _entered = span.enter();
+        let callbacks = Arc::new(callbacks);
         let mut devices = Vec::with_capacity(settings.devices.len());
         for device in &settings.devices {
             let plan = settings.validate(&driver, *device)?;
@@ -283,6 +284,7 @@ impl PoolBuilder {
         }
         let background = settings.background.then(|| Background::start(places.clone())).flatten();
         let exportable = settings.exportable;
-        Ok(Pool(Arc::new(PoolInner { places, exportable, recorder, _background: background })))
+        let inner = PoolInner { places, callbacks, exportable, recorder, _background: background };
+        Ok(Pool(Arc::new(inner)))
     }
 }

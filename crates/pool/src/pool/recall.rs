@@ -54,7 +54,8 @@ impl Pool {
                     given.refused
                 }
                 Err(error) => {
-                    let lent_chunks = body.state().borrowed(Some(lender)).len() as u64;
+                    let slots = body.state().borrowed(Some(lender));
+                    let lent_chunks = body.chunks_of(slots.into_iter()).count() as u64;
                     Some((lent_chunks * body.shape.chunk_bytes, error))
                 }
             };

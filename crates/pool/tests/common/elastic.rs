@@ -218,4 +218,9 @@ impl Picture {
     pub(crate) fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
+
+    /// What a device may do, by piece.
+    pub(crate) fn access_of(&self, device: usize) -> Vec<Access> {
+        self.access.iter().map(|of| of[device]).collect()
+    }
 }

@@ -9,9 +9,15 @@ pub mod gpu;
 mod runs;
 pub mod sim;
 
+use std::sync::Arc;
+
 use vmm_kv::{BlockLayout, SequenceLayout};
 use vmm_pool::ElasticBuffer;
 use vmm_sys::object::Stream;
+
+use crate::model::ModelSpec;
+use crate::pattern::Pattern;
+use sim::{Bytes, SimBackend};
 
 /// Executes steps, one at a time.
 pub trait Backend: Send {
@@ -123,4 +129,14 @@ pub enum BackendError {
         /// What would be accepted.
         expected: String,
     },
+}
+
+/// How the backend of an engine is made: the simulated device's. On a GPU it reaches the memory by
+/// copies, and step times are the model's.
+pub fn maker(
+    bytes: Bytes,
+) -> impl Fn(&ModelSpec, &Arc<Pattern>, &Stream) -> Result<Box<dyn Backend>, BackendError> {
+    move |spec, pattern, _stream| {
+        Ok(Box::new(SimBackend::new(pattern.clone(), spec.weights_bytes, bytes)))
+    }
 }

@@ -10,7 +10,7 @@ use super::{Backend, BackendError, Batch, ReadBytes, SequenceStep, StepDone};
 use crate::pattern::{Pattern, WORD_BYTES, token_base};
 
 /// What is done with bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Bytes {
     /// New tokens are written. Each step reads the new tokens and some others of a long sequence, all
     /// of a short one, and all of any in its last step.

@@ -49,7 +49,7 @@ impl Runner<'_> {
     pub(super) fn commit(&mut self, number: u32, place: Place, range: Range<u32>) -> Step {
         let Some(Elastic { model, .. }) = self.elastics.get(&number) else { return Ok(()) };
         let missing = model.missing(range.clone());
-        let holders = model.holders_elsewhere(&missing, place);
+        let holders = model.holders_in_the_way(&missing, Some(place));
         self.let_go(holders)?;
         let mut must = Vec::new();
         let known = self.knows(place);
@@ -65,7 +65,7 @@ impl Runner<'_> {
             }
         }
         // Nobody can wait for the end of a guard.
-        let elsewhere = model.was_elsewhere(&missing, place) && !guards.is_empty();
+        let elsewhere = model.is_in_the_way(&missing, Some(place)) && !guards.is_empty();
         let may: &[Kind] = if elsewhere { &[Kind::StillUsed] } else { &[] };
         let chunk = model.chunk_bytes;
         let bytes = u64::from(range.start) * chunk..u64::from(range.end) * chunk;
@@ -109,7 +109,7 @@ impl Runner<'_> {
         }
         // It waits for nothing.
         let may: &[Kind] =
-            if model.was_elsewhere(&missing, place) { &[Kind::StillUsed] } else { &[] };
+            if model.is_in_the_way(&missing, Some(place)) { &[Kind::StillUsed] } else { &[] };
         let before = buffer.committed_bytes();
         let outcome = buffer.grow_ahead(u64::from(slots) * model.chunk_bytes).map(|growth| {
             let state = growth.wait(LONG);

@@ -7,6 +7,7 @@
 mod judge;
 mod memory;
 mod moves;
+mod share;
 mod uses;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -44,6 +45,11 @@ impl Runner<'_> {
             }
             A::Ahead { buffer, slots } => self.grow_ahead(*buffer, *slots),
             A::Decommit { buffer, first, slots } => self.decommit(*buffer, *first..first + slots),
+            A::Share { buffer, first, slots, to } => {
+                self.share(*buffer, *first..first + slots, *to)
+            }
+            A::Unshare { buffer, first, slots } => self.unshare(*buffer, *first..first + slots),
+            A::Copy { buffer, stream, from, to } => self.copy(*buffer, *stream, *from, *to),
             A::Grant { buffer, device, access } => self.grant(*buffer, *device, *access),
             A::Use { buffer, stream, slot } => self.write_slot(*buffer, *stream, *slot),
             A::Begin { buffer, stream } => self.begin_use(*buffer, *stream),
@@ -121,11 +127,7 @@ impl Runner<'_> {
         let devices = stats.devices.iter().map(|(id, it)| (Place::Device(*id), it.elastic_bytes));
         let hosts = stats.hosts.iter().map(|it| (Place::HostNuma(it.node), it.elastic_bytes));
         for (place, counted) in devices.chain(hosts) {
-            let at = |elastic: &Elastic| {
-                let pieces = elastic.model.pieces();
-                let here = pieces.iter().filter(|(_, it)| *it == place).count() as u64;
-                here * elastic.model.chunk_bytes
-            };
+            let at = |elastic: &Elastic| elastic.model.chunks_at(place) * elastic.model.chunk_bytes;
             let expected: u64 = self.elastics.values().map(at).sum();
             if expected != counted {
                 let text = "elastic bytes: the model has";
@@ -180,9 +182,8 @@ impl Runner<'_> {
             let synchronized = self.streams[stream].stream.synchronize();
             synchronized.map_err(|error| format!("a kernel went wrong: {error}"))?;
         }
-        let elastic = self.elastics.get_mut(&number);
-        if let Some(chunk) = elastic.and_then(|it| it.model.chunks.get_mut(&slot)) {
-            chunk.writers.retain(|stream| !writers.contains(stream));
+        if let Some(elastic) = self.elastics.get_mut(&number) {
+            elastic.model.settled(slot, &writers);
         }
         Ok(true)
     }
@@ -250,8 +251,9 @@ impl Elastic {
     fn compare(&self) -> Step {
         let Elastic { buffer, model, guards } = self;
         let chunk = model.chunk_bytes;
-        let pieces: Vec<_> =
-            buffer.pieces().iter().map(|it| ((it.offset / chunk) as u32, it.place)).collect();
+        let seen = buffer.pieces();
+        let pieces = seen.iter().map(|it| ((it.offset / chunk) as u32, it.place, it.shared));
+        let pieces: Vec<_> = pieces.collect();
         let stats = buffer.stats();
         let expected = model.pieces();
         let seen = [

@@ -93,6 +93,8 @@ impl Runner<'_> {
         let late = late.filter(|stream| !self.faulty && may_write(stream));
         let late = late.filter(|it| asked.must.is_empty() && !self.model.is_held(*it));
         let late_slot = asked.slots.first().copied().unwrap_or(0);
+        // Nor whether it came while the slot still shared its chunk.
+        let late = late.filter(|_| !self.elastics[&number].model.is_shared(late_slot));
         if let Some(stream) = late {
             self.write_slot(number, stream, late_slot)?;
         }
@@ -135,6 +137,7 @@ impl Runner<'_> {
                 // Everybody was waited for, but who came later.
                 chunk.writers.retain(|stream| Some(*stream) == late);
             }
+            elastic.model.own(*slot);
         }
         if let (Some(device), None) = (asked.to.device(), &asked.part) {
             elastic.model.home = device.0;
@@ -238,16 +241,17 @@ impl Elastic {
 
     /// Takes over which chunks are at the place where they were to go, all the same.
     fn stayed(&mut self, to: impl Fn(u32, Place) -> Option<Place>) -> bool {
-        let mut any = false;
+        let mut moved = Vec::new();
         for piece in self.buffer.pieces() {
             let slot = (piece.offset / self.model.chunk_bytes) as u32;
             let Some(chunk) = self.model.chunks.get_mut(&slot) else { continue };
             if chunk.now != piece.place && to(slot, chunk.place) == Some(piece.place) {
                 chunk.now = piece.place;
-                any = true;
+                moved.push(slot);
             }
         }
-        any
+        moved.iter().for_each(|slot| self.model.own(*slot));
+        !moved.is_empty()
     }
 
     /// Takes over that the buffer fell asleep, if it did; it must have, if the whole tag did.
@@ -272,10 +276,14 @@ impl Elastic {
         if expected == Contents::Dropped {
             self.model.forget();
         }
-        for chunk in self.model.chunks.values_mut() {
+        let slots: Vec<u32> = self.model.chunks.keys().copied().collect();
+        for slot in slots {
+            let Some(chunk) = self.model.chunks.get_mut(&slot) else { continue };
             // Everybody was waited for.
             chunk.writers.clear();
-            chunk.now = HOST;
+            if std::mem::replace(&mut chunk.now, HOST) != HOST || expected == Contents::Dropped {
+                self.model.own(slot);
+            }
         }
         self.age(moves)?;
         Ok(true)

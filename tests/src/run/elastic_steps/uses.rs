@@ -9,7 +9,7 @@ use crate::elastic::areas;
 
 impl Runner<'_> {
     /// What a use is refused for; `None` if stream or buffer are not there.
-    fn use_refusals(&self, number: u32, stream: u32) -> Option<Vec<Kind>> {
+    pub(super) fn use_refusals(&self, number: u32, stream: u32) -> Option<Vec<Kind>> {
         let (elastic, slot) = (self.elastics.get(&number)?, self.streams.get(&stream)?);
         Some(match elastic.model.access_of(slot.device) {
             Access::None => vec![Kind::NoAccess],
@@ -40,7 +40,7 @@ impl Runner<'_> {
     }
 
     /// The stream comes behind earlier users of memory that came back.
-    fn follow(&mut self, number: u32, stream: u32) {
+    pub(super) fn follow(&mut self, number: u32, stream: u32) {
         if let Some(elastic) = self.elastics.get(&number) {
             let mut before = elastic.model.before().clone();
             before.remove(&stream);
@@ -48,7 +48,7 @@ impl Runner<'_> {
         }
     }
 
-    fn note_use(&mut self, number: u32, stream: u32) {
+    pub(super) fn note_use(&mut self, number: u32, stream: u32) {
         let holders = self.model.holders(stream);
         if let Some(elastic) = self.elastics.get_mut(&number) {
             elastic.model.used(stream, holders);
@@ -77,12 +77,8 @@ impl Runner<'_> {
                 return Ok(());
             };
             let start = model.address + u64::from(slot) * model.chunk_bytes;
-            let Some(chunk) = model.chunks.get_mut(&slot) else { return Ok(()) };
-            if alone {
-                chunk.version = Some(version);
-            }
-            chunk.writers.insert(stream);
-            let version = chunk.version.unwrap_or(version);
+            let written = model.write(slot, stream, alone.then_some(Some(version)));
+            let version = written.unwrap_or(version);
             for (offset, words, value) in areas(model.chunk_bytes, version) {
                 fill(&self.streams[&stream].stream, start + offset, words, value)?;
             }

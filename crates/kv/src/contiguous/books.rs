@@ -1,0 +1,404 @@
+//! [`Books`]: which slots are open, what stands in them, and which chunks several of them share. Plain
+//! numbers; no driver call, no wait.
+//!
+//! Memory that goes is written off first and taken away afterwards, by whoever holds the hands; memory
+//! that comes is written down once it stands. So what the books say is always there.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use slab::Slab;
+
+/// What becomes of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// A sequence has it.
+    Open,
+    /// Nobody has it; what stands in it is kept for the next.
+    Free,
+    /// Its sequence is gone, and memory in it is of no use to the next: it is to be taken away.
+    Left,
+}
+
+/// What the books know of one slot.
+#[derive(Debug)]
+struct Entry {
+    used: Use,
+    /// Chunks of each part that stand, from the first on.
+    stands: u64,
+    /// By chunk of a part, as far as there are any: the group of slots that share it.
+    links: Vec<Option<usize>>,
+    /// Some of its memory may lie elsewhere than at home.
+    is_elsewhere: bool,
+    /// There may be memory behind what stands, to be taken away.
+    has_rest: bool,
+}
+
+/// The books of a cache. Chunks are counted of one part; all parts of a slot are alike.
+#[derive(Debug)]
+pub(super) struct Books {
+    entries: Vec<Entry>,
+    /// Free slots in which something stands, by how much.
+    warm: BTreeSet<(u64, u32)>,
+    /// Free slots in which nothing stands, the longest so first: their addresses are least likely to be
+    /// in use still.
+    cold: VecDeque<u32>,
+    left: Vec<u32>,
+    rests: Vec<u32>,
+    asks: Vec<u32>,
+    /// In how many slots a shared chunk stands.
+    groups: Slab<u32>,
+    /// Chunks that are another slot's too, once for each slot but the first.
+    extra: u64,
+    /// Chunks in free slots, and in those that were left.
+    idle: u64,
+    /// Chunks in all slots.
+    standing: u64,
+    open: u64,
+}
+
+impl Books {
+    pub(super) fn new(slots: u32) -> Books {
+        let entry = |_| Entry {
+            used: Use::Free,
+            stands: 0,
+            links: Vec::new(),
+            is_elsewhere: false,
+            has_rest: false,
+        };
+        Books {
+            entries: (0..slots).map(entry).collect(),
+            warm: BTreeSet::new(),
+            cold: (0..slots).collect(),
+            left: Vec::new(),
+            rests: Vec::new(),
+            asks: Vec::new(),
+            groups: Slab::new(),
+            extra: 0,
+            idle: 0,
+            standing: 0,
+            open: 0,
+        }
+    }
+
+    fn entry(&mut self, slot: u32) -> &mut Entry {
+        &mut self.entries[slot as usize]
+    }
+
+    pub(super) fn slots(&self) -> u32 {
+        self.entries.len() as u32 // it was made of a u32
+    }
+
+    pub(super) fn used(&self, slot: u32) -> Use {
+        self.entries[slot as usize].used
+    }
+
+    /// Chunks of each part that stand in a slot.
+    pub(super) fn stands(&self, slot: u32) -> u64 {
+        self.entries[slot as usize].stands
+    }
+
+    pub(super) fn has_rest(&self, slot: u32) -> bool {
+        self.entries[slot as usize].has_rest
+    }
+
+    pub(super) fn open_count(&self) -> u64 {
+        self.open
+    }
+
+    /// Slots that can be opened, those included that are yet to be emptied.
+    pub(super) fn free_count(&self) -> u64 {
+        self.entries.len() as u64 - self.open
+    }
+
+    pub(super) fn idle(&self) -> u64 {
+        self.idle
+    }
+
+    pub(super) fn standing(&self) -> u64 {
+        self.standing
+    }
+
+    pub(super) fn extra(&self) -> u64 {
+        self.extra
+    }
+
+    /// Opens a free slot for who needs `chunks` of each part: the shortest that has enough, else the
+    /// longest, else an empty one.
+    pub(super) fn open(&mut self, chunks: u64) -> Option<u32> {
+        let enough = self.warm.range((chunks, 0)..).next().copied();
+        match enough.or_else(|| self.warm.last().copied()) {
+            Some((stands, slot)) => {
+                self.warm.remove(&(stands, slot));
+                self.begin(slot);
+                Some(slot)
+            }
+            None => self.open_empty(),
+        }
+    }
+
+    /// Opens a free slot in which nothing stands.
+    pub(super) fn open_empty(&mut self) -> Option<u32> {
+        let at = self.cold.iter().position(|slot| !self.has_rest(*slot))?;
+        let slot = self.cold.remove(at)?;
+        self.begin(slot);
+        Some(slot)
+    }
+
+    fn begin(&mut self, slot: u32) {
+        let entry = self.entry(slot);
+        entry.used = Use::Open;
+        let stands = entry.stands;
+        self.idle -= stands;
+        self.open += 1;
+    }
+
+    /// A sequence is gone. Its memory is kept for the next, if it is its own and lies at home.
+    pub(super) fn leave(&mut self, slot: u32) {
+        self.open -= 1;
+        self.idle += self.stands(slot);
+        let is_linked = self.is_shared(slot);
+        if !is_linked {
+            self.unlink(slot, 0);
+        }
+        let entry = self.entry(slot);
+        if is_linked || entry.is_elsewhere {
+            entry.used = Use::Left;
+            self.left.push(slot);
+        } else {
+            entry.used = Use::Free;
+            self.shelve(slot);
+        }
+    }
+
+    /// Puts a free slot where it is found.
+    fn shelve(&mut self, slot: u32) {
+        match self.stands(slot) {
+            0 => self.cold.push_back(slot),
+            stands => drop(self.warm.insert((stands, slot))),
+        }
+    }
+
+    /// So much stands in a slot now.
+    pub(super) fn set_stands(&mut self, slot: u32, chunks: u64) {
+        let entry = self.entry(slot);
+        let (before, used) = (entry.stands, entry.used);
+        if before == chunks {
+            return;
+        }
+        entry.stands = chunks;
+        self.standing = self.standing - before + chunks;
+        if used != Use::Open {
+            self.idle = self.idle - before + chunks;
+        }
+        if used == Use::Free {
+            match before {
+                0 => self.cold.retain(|it| *it != slot),
+                _ => drop(self.warm.remove(&(before, slot))),
+            }
+            self.shelve(slot);
+        }
+    }
+
+    pub(super) fn set_elsewhere(&mut self, slot: u32, is_elsewhere: bool) {
+        self.entry(slot).is_elsewhere = is_elsewhere;
+    }
+
+    /// What stands in `to` lies where that of `from` does.
+    pub(super) fn follow(&mut self, from: u32, to: u32) {
+        let is_elsewhere = self.entry(from).is_elsewhere;
+        self.set_elsewhere(to, is_elsewhere);
+    }
+
+    /// Writes off what stands behind `chunks`. It is to be taken away.
+    pub(super) fn write_off(&mut self, slot: u32, chunks: u64) {
+        if self.stands(slot) > chunks {
+            self.set_stands(slot, chunks);
+            self.set_rest(slot);
+        }
+    }
+
+    fn set_rest(&mut self, slot: u32) {
+        if !std::mem::replace(&mut self.entry(slot).has_rest, true) {
+            self.rests.push(slot);
+        }
+    }
+
+    /// Slots with memory to be taken away behind what stands.
+    pub(super) fn rests(&self) -> Vec<u32> {
+        self.rests.clone()
+    }
+
+    /// There is nothing behind the first `chunks` any more.
+    pub(super) fn rest_is_gone(&mut self, slot: u32, chunks: u64) {
+        self.unlink(slot, chunks);
+        // Its sequence may have written more off meanwhile.
+        if self.stands(slot) == chunks {
+            self.entry(slot).has_rest = false;
+            self.rests.retain(|it| *it != slot);
+        }
+    }
+
+    /// Whether chunks behind what stands are shared, and must not be used for what is there.
+    pub(super) fn rest_is_linked(&self, slot: u32) -> bool {
+        let entry = &self.entries[slot as usize];
+        entry.has_rest && entry.links.len() as u64 > entry.stands
+    }
+
+    /// Writes off part of a free slot, the longest, if more than `keep` chunks are idle. Returns how
+    /// many.
+    pub(super) fn write_off_idle(&mut self, keep: u64) -> Option<u64> {
+        let excess = self.idle.saturating_sub(keep);
+        let (stands, slot) = *self.warm.last()?;
+        let chunks = excess.min(stands);
+        if chunks == 0 {
+            return None;
+        }
+        self.write_off(slot, stands - chunks);
+        Some(chunks)
+    }
+
+    /// Writes off all of a free slot, the shortest, so that it can be emptied. False if there is none.
+    pub(super) fn write_off_one(&mut self) -> bool {
+        let shortest = self.warm.first().copied();
+        if let Some((_, slot)) = shortest {
+            self.write_off(slot, 0);
+        }
+        shortest.is_some()
+    }
+
+    /// Slots that were left.
+    pub(super) fn left(&self) -> Vec<u32> {
+        self.left.clone()
+    }
+
+    /// What stood in a slot that was left is gone.
+    pub(super) fn is_emptied(&mut self, slot: u32) {
+        self.unlink(slot, 0);
+        self.set_stands(slot, 0);
+        self.rest_is_gone(slot, 0);
+        let entry = self.entry(slot);
+        (entry.used, entry.is_elsewhere) = (Use::Free, false);
+        self.left.retain(|it| *it != slot);
+        self.shelve(slot);
+    }
+
+    /// A sequence asks for growth.
+    pub(super) fn ask(&mut self, slot: u32) {
+        self.asks.push(slot);
+    }
+
+    /// Those who asked.
+    pub(super) fn take_asks(&mut self) -> Vec<u32> {
+        let mut asks = std::mem::take(&mut self.asks);
+        asks.sort_unstable();
+        asks.dedup();
+        asks
+    }
+
+    /// Whether something waits for somebody with the hands.
+    pub(super) fn has_work(&self, keep: u64) -> bool {
+        let is_idle = self.idle > keep && !self.warm.is_empty();
+        is_idle || !(self.asks.is_empty() && self.left.is_empty() && self.rests.is_empty())
+    }
+}
+
+/// Chunks that several slots share.
+impl Books {
+    /// The first `chunks` of each part of `from` stand in `to` as well.
+    pub(super) fn link(&mut self, from: u32, to: u32, chunks: u64) {
+        let chunks = chunks as usize; // slots of a buffer are counted in 32 bits
+        let mut links = std::mem::take(&mut self.entry(from).links);
+        if links.len() < chunks {
+            links.resize(chunks, None);
+        }
+        let mut others = Vec::with_capacity(chunks);
+        for link in links.iter_mut().take(chunks) {
+            let group = *link.get_or_insert_with(|| self.groups.insert(1));
+            if let Some(count) = self.groups.get_mut(group) {
+                *count += 1;
+                self.extra += 1;
+            }
+            others.push(Some(group));
+        }
+        self.entry(from).links = links;
+        self.entry(to).links = others;
+    }
+
+    /// Chunks from `first` on have nothing to do with other slots any more.
+    pub(super) fn unlink(&mut self, slot: u32, first: u64) {
+        let links = &mut self.entries[slot as usize].links;
+        let gone: Vec<usize> = links.drain(links.len().min(first as usize)..).flatten().collect();
+        gone.into_iter().for_each(|group| self.part(group));
+    }
+
+    /// The same for one chunk.
+    pub(super) fn unlink_one(&mut self, slot: u32, chunk: u64) {
+        let link = self.entry(slot).links.get_mut(chunk as usize).and_then(Option::take);
+        link.into_iter().for_each(|group| self.part(group));
+    }
+
+    fn part(&mut self, group: usize) {
+        let Some(count) = self.groups.get_mut(group) else { return };
+        *count -= 1;
+        match *count {
+            0 => drop(self.groups.try_remove(group)),
+            _ => self.extra -= 1,
+        }
+    }
+
+    /// Whether another slot has that chunk too.
+    pub(super) fn is_chunk_shared(&self, slot: u32, chunk: u64) -> bool {
+        let link = self.entries[slot as usize].links.get(chunk as usize).copied().flatten();
+        link.is_some_and(|group| self.groups.get(group).is_some_and(|count| *count > 1))
+    }
+
+    /// Whether another slot has any of its chunks too.
+    pub(super) fn is_shared(&self, slot: u32) -> bool {
+        let links = self.entries[slot as usize].links.len() as u64;
+        (0..links).any(|chunk| self.is_chunk_shared(slot, chunk))
+    }
+
+    /// Whether the columns are what the slots say.
+    pub(super) fn verify(&self) -> Result<(), String> {
+        let sum = |of: &dyn Fn(&Entry) -> u64| self.entries.iter().map(of).sum::<u64>();
+        let standing = sum(&|it| it.stands);
+        let idle = sum(&|it| if it.used == Use::Open { 0 } else { it.stands });
+        let open = sum(&|it| u64::from(it.used == Use::Open));
+        let mut counts = vec![0u32; self.groups.iter().map(|(at, _)| at + 1).max().unwrap_or(0)];
+        for group in self.entries.iter().flat_map(|it| it.links.iter().flatten()) {
+            let count = counts.get_mut(*group).ok_or(format!("group {group} is gone"))?;
+            *count += 1;
+        }
+        for (group, count) in &self.groups {
+            if counts[group] != *count {
+                return Err(format!("group {group}: {count} slots, found {}", counts[group]));
+            }
+        }
+        let extra: u64 = counts.iter().map(|count| u64::from(count.saturating_sub(1))).sum();
+        let found = (standing, idle, open, extra);
+        let known = (self.standing, self.idle, self.open, self.extra);
+        if found != known {
+            return Err(format!("standing, idle, open, extra: {known:?}, found {found:?}"));
+        }
+        for (slot, entry) in (0u32..).zip(&self.entries) {
+            let places = usize::from(self.warm.contains(&(entry.stands, slot)))
+                + self.cold.iter().filter(|it| **it == slot).count();
+            let left = self.left.iter().filter(|it| **it == slot).count();
+            let wanted = match entry.used {
+                Use::Open => (0, 0),
+                Use::Free => (1, 0),
+                Use::Left => (0, 1),
+            };
+            if (places, left) != wanted {
+                return Err(format!("slot {slot} is {:?} and listed {places}, {left}", entry.used));
+            }
+            if entry.used == Use::Free && !entry.links.is_empty() && !entry.has_rest {
+                return Err(format!("slot {slot} is free and linked"));
+            }
+            if entry.has_rest != self.rests.contains(&slot) {
+                return Err(format!("slot {slot}: what is behind what stands is forgotten"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,191 @@
+//! [`State`]: who has which block. Plain numbers, behind one lock that is never held at the driver.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use slab::Slab;
+
+use super::zone::{Shift, Zone};
+
+/// The blocks of one sequence.
+#[derive(Debug)]
+pub(super) struct Table {
+    /// In the order of its tokens. As many as its tokens take.
+    pub(super) blocks: Vec<u32>,
+    /// Another number whenever a block changed; no two tables of a process have had the same.
+    pub(super) version: u64,
+    /// Its tokens, which the sequence counts without the lock.
+    pub(super) tokens: Arc<AtomicU64>,
+    pub(super) is_parked: bool,
+}
+
+/// The blocks of a cache.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) device: Zone,
+    pub(super) host: Option<Zone>,
+    pub(super) tables: Slab<Table>,
+    /// The blocks of all tables, one that several have once for each.
+    pub(super) entries: u64,
+}
+
+/// A number that no table of this process has had.
+pub(super) fn new_version() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+impl State {
+    pub(super) fn new(device: Zone, host: Option<Zone>) -> State {
+        State { device, host, tables: Slab::new(), entries: 0 }
+    }
+
+    /// A sequence with these blocks, which were held.
+    pub(super) fn open(&mut self, tokens: Arc<AtomicU64>, blocks: Vec<u32>) -> usize {
+        let table = Table { blocks: Vec::new(), version: 0, tokens, is_parked: false };
+        let key = self.tables.insert(table);
+        self.extend(key, blocks);
+        key
+    }
+
+    /// Puts blocks that were held at the end of a table.
+    pub(super) fn extend(&mut self, key: usize, blocks: Vec<u32>) {
+        let Some(table) = self.tables.get_mut(key) else { return };
+        blocks.iter().for_each(|block| self.device.settle(*block));
+        self.entries += blocks.len() as u64;
+        table.blocks.extend(blocks);
+        table.version = new_version();
+    }
+
+    /// Puts free blocks at the end of a table. Says whether there were enough; else nothing is done.
+    pub(super) fn try_extend(&mut self, key: usize, blocks: u64) -> bool {
+        let Some(table) = self.tables.get_mut(key) else { return false };
+        if self.device.free_blocks() < blocks {
+            return false;
+        }
+        table.blocks.extend((0..blocks).map_while(|_| self.device.take()));
+        self.entries += blocks;
+        table.version = new_version();
+        true
+    }
+
+    /// Puts blocks that were held in the place of others of a table.
+    pub(super) fn replace(&mut self, key: usize, swaps: impl Iterator<Item = (usize, u32)>) {
+        for (at, block) in swaps {
+            let Some(table) = self.tables.get_mut(key) else { return };
+            let Some(entry) = table.blocks.get_mut(at) else { continue };
+            let old = std::mem::replace(entry, block);
+            table.version = new_version();
+            match &mut self.host {
+                Some(host) if host.has(block) => host.settle(block),
+                _ => self.device.settle(block),
+            }
+            self.drop_ref(old);
+        }
+    }
+
+    /// Blocks changed places, each of which was held, for all tables that have them.
+    pub(super) fn rewrite(&mut self, shifts: &[Shift]) {
+        let places: HashMap<u32, u32> = shifts.iter().map(|it| (it.from, it.to)).collect();
+        for (_, table) in &mut self.tables {
+            let mut changed = false;
+            for block in &mut table.blocks {
+                if let Some(to) = places.get(block) {
+                    *block = *to;
+                    changed = true;
+                }
+            }
+            if changed {
+                table.version = new_version();
+            }
+        }
+        shifts.iter().for_each(|shift| self.device.hand_over(*shift));
+    }
+
+    /// Lets blocks go that were held and are not needed after all.
+    pub(super) fn let_go(&mut self, blocks: &[u32]) {
+        for block in blocks {
+            match &mut self.host {
+                Some(host) if host.has(*block) => host.let_go(*block),
+                _ => self.device.let_go(*block),
+            }
+        }
+    }
+
+    /// A sequence that begins with the first blocks of another.
+    pub(super) fn fork(&mut self, key: usize, tokens: Arc<AtomicU64>, blocks: usize) -> usize {
+        let parent = self.tables.get(key);
+        let blocks = parent.map_or(Vec::new(), |parent| parent.blocks[..blocks].to_vec());
+        blocks.iter().for_each(|block| self.device.add_ref(*block));
+        self.entries += blocks.len() as u64;
+        self.tables.insert(Table { blocks, version: new_version(), tokens, is_parked: false })
+    }
+
+    /// Takes all but the first blocks away from a table. Says whether there were more.
+    pub(super) fn truncate(&mut self, key: usize, blocks: usize) -> bool {
+        let Some(table) = self.tables.get_mut(key) else { return false };
+        let gone = table.blocks.split_off(blocks.min(table.blocks.len()));
+        if gone.is_empty() {
+            return false;
+        }
+        table.version = new_version();
+        self.entries -= gone.len() as u64;
+        gone.into_iter().for_each(|block| self.drop_ref(block));
+        true
+    }
+
+    /// Ends a sequence.
+    pub(super) fn close(&mut self, key: usize) {
+        self.truncate(key, 0);
+        self.tables.try_remove(key);
+    }
+
+    fn drop_ref(&mut self, block: u32) {
+        match &mut self.host {
+            Some(host) if host.has(block) => host.drop_ref(block),
+            _ => self.device.drop_ref(block),
+        }
+    }
+
+    /// Whether a block lies in the host's zone.
+    pub(super) fn is_on_host(&self, block: u32) -> bool {
+        self.host.as_ref().is_some_and(|host| host.has(block))
+    }
+
+    /// Checks that the zones' figures are those of the tables.
+    pub(super) fn verify(&self, block_tokens: u32) -> Result<(), String> {
+        let refs = |zone: &Zone| vec![0; zone.geometry().blocks as usize];
+        let (mut device_refs, mut host_refs) =
+            (refs(&self.device), self.host.as_ref().map_or(Vec::new(), refs));
+        let mut entries = 0;
+        for (key, table) in &self.tables {
+            let tokens = table.tokens.load(Ordering::Relaxed);
+            for block in &table.blocks {
+                entries += 1;
+                match &self.host {
+                    Some(host) if host.has(*block) => {
+                        if !table.is_parked {
+                            return Err(format!("{key} is not parked but has block {block}"));
+                        }
+                        host_refs[(block - host.geometry().first_block) as usize] += 1;
+                    }
+                    _ => device_refs[*block as usize] += 1,
+                }
+            }
+            let mut blocks = table.blocks.clone();
+            blocks.sort_unstable();
+            if blocks.windows(2).any(|pair| pair[0] == pair[1]) {
+                return Err(format!("{key} has a block twice: {:?}", table.blocks));
+            }
+            if tokens > table.blocks.len() as u64 * u64::from(block_tokens) {
+                return Err(format!("{key} has {tokens} tokens in {} blocks", table.blocks.len()));
+            }
+        }
+        if entries != self.entries {
+            return Err(format!("tables have {entries} blocks, counted are {}", self.entries));
+        }
+        self.device.verify(&device_refs)?;
+        self.host.as_ref().map_or(Ok(()), |host| host.verify(&host_refs))
+    }
+}

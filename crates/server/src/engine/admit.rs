@@ -1,0 +1,137 @@
+//! Who runs: admission, parking and coming back, and the end of patience.
+
+use vmm_kv::KvError;
+
+use super::task::{Outcome, RefusalKind, Task};
+use super::{Engine, EngineError, Tick};
+
+impl Engine {
+    /// Drops requests that nobody waits for any more.
+    pub(super) fn drop_gone(&mut self) {
+        let before = self.requests();
+        self.waiting.retain(|task| !task.sink.is_gone());
+        self.running.retain(|task| !task.sink.is_gone());
+        self.counts.cancelled += (before - self.requests()) as u64;
+    }
+
+    /// Brings parked sequences back, the oldest first, as far as there is room.
+    pub(super) fn resume_parked(&mut self) {
+        let margin = self.settings.margin_tokens;
+        let mut active = self.active();
+        for task in self.running.iter_mut().filter(|task| task.is_parked) {
+            let Some(sequence) = &mut task.sequence else { continue };
+            let needed = task.tokens.len() as u64 + margin * (active as u64 + 1);
+            // Without any that runs nobody else gives room: it is worth a try.
+            if active > 0 && self.cache.room().tokens() < needed {
+                return;
+            }
+            if let Err(error) = sequence.resume() {
+                tracing::debug!(%error, "a parked sequence cannot come back yet");
+                return;
+            }
+            task.is_parked = false;
+            self.counts.resumed += 1;
+            active += 1;
+        }
+    }
+
+    /// Lets those that wait run, the oldest first, as far as there is room for their tokens and a
+    /// margin. Returns what was short.
+    pub(super) fn admit(&mut self) -> Option<KvError> {
+        if self.running.iter().any(|task| task.is_parked) {
+            return None;
+        }
+        while let Some(task) = self.waiting.front() {
+            let active = self.running.len();
+            if active >= self.settings.max_running {
+                return None;
+            }
+            let tokens = task.tokens.len() as u64;
+            let needed = tokens + self.settings.margin_tokens * (active as u64 + 1);
+            let room = self.cache.room();
+            if active > 0 && (room.tokens() < needed || room.sequences == 0) {
+                return None;
+            }
+            match self.cache.open(tokens) {
+                Ok(sequence) => {
+                    let Some(mut task) = self.waiting.pop_front() else { return None };
+                    task.sequence = Some(sequence);
+                    let older = |other: &Task| other.number < task.number;
+                    let at = self.running.partition_point(older);
+                    self.running.insert(at, task);
+                }
+                Err(error) if error.is_shortage() => return Some(error),
+                Err(error) => {
+                    if let Some(task) = self.waiting.pop_front() {
+                        self.fail(task, error.to_string());
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Requests that run.
+    pub(super) fn active(&self) -> usize {
+        self.running.iter().filter(|task| !task.is_parked).count()
+    }
+
+    /// Takes the memory of the request at `index` away: to the host, or it is written anew later.
+    /// Returns whether the request is still at its place.
+    pub(super) fn preempt(&mut self, index: usize) -> bool {
+        let Some(task) = self.running.get_mut(index) else { return false };
+        let parked = task.sequence.as_mut().map_or(Ok(false), |sequence| sequence.park());
+        match parked {
+            Ok(true) => {
+                task.is_parked = true;
+                self.counts.parked += 1;
+                return true;
+            }
+            Ok(false) => {}
+            Err(error) => tracing::warn!(%error, "a sequence cannot be parked"),
+        }
+        let mut task = self.running.remove(index);
+        task.forget();
+        self.counts.dropped += 1;
+        let older = |other: &Task| other.number < task.number;
+        let at = self.waiting.partition_point(older);
+        self.waiting.insert(at, task);
+        false
+    }
+
+    /// No request has memory. Whoever has waited too long is refused.
+    pub(super) fn stuck(&mut self, error: Option<&EngineError>) -> Tick {
+        let now_us = self.clock.now_us();
+        let since_us = *self.stuck_since_us.get_or_insert(now_us);
+        if now_us - since_us < self.settings.patience_us {
+            return Tick::Stuck;
+        }
+        self.stuck_since_us = None;
+        let reason = match error {
+            Some(error) => error.to_string(),
+            None => "the cache has no room for it".to_owned(),
+        };
+        // Parked ones are older than those that wait.
+        let task = match self.running.is_empty() {
+            true => self.waiting.pop_front(),
+            false => Some(self.running.remove(0)),
+        };
+        if let Some(task) = task {
+            self.refuse(task, RefusalKind::NoMemory, &reason);
+        }
+        Tick::Stuck
+    }
+
+    /// The request at `index` ends.
+    pub(super) fn finish(&mut self, index: usize, outcome: Outcome) {
+        let mut task = self.running.remove(index);
+        task.forget();
+        match &outcome {
+            Outcome::Finished => self.counts.finished += 1,
+            Outcome::Failed(_) => self.counts.failed += 1,
+            Outcome::Refused(_) => self.counts.refused += 1,
+            Outcome::Cancelled => self.counts.cancelled += 1,
+        }
+        task.sink.done(outcome);
+    }
+}

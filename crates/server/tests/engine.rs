@@ -1,0 +1,187 @@
+//! The engine, on each form of cache: every answer right, the same every time, nothing lost.
+
+mod common;
+
+use common::{Asked, HOME, Rig, Spoiler, forms, run, tiny};
+use vmm_server::cache::Form;
+use vmm_server::engine::{Counts, EngineError, EngineSettings, Outcome, RefusalKind, Tick};
+
+const LIMIT: u64 = 96 << 20;
+
+/// Runs a mix of requests. Returns what is to be the same in each run.
+fn mixed_run(form: Form) -> (Counts, Vec<Vec<u32>>, f64) {
+    let (rig, spec) = (Rig::new(LIMIT), tiny());
+    let set = EngineSettings { prefill_tokens: 100, ..EngineSettings::default() };
+    let mut engine = rig.engine(&spec, &rig.cache(form, &spec), set);
+    let mut asked = Vec::new();
+    for index in 0..24 {
+        asked.push(Asked::nth(&mut engine, index, 1 + index * 17 % 300, 1 + index * 5 % 40));
+        engine.tick();
+    }
+    run(&mut engine);
+    asked.iter().for_each(|it| it.check_right(&spec));
+    engine.cache().verify().unwrap();
+    let end_us = engine.now_us();
+    let counts = *engine.counts();
+    drop(engine);
+    rig.check_empty();
+    (counts, asked.iter().map(|it| it.answer.tokens()).collect(), end_us)
+}
+
+#[test]
+fn every_answer_is_right_and_every_run_the_same() {
+    for form in forms() {
+        let (first, second) = (mixed_run(form), mixed_run(form));
+        assert_eq!(first, second, "{form:?}");
+        assert_eq!((first.0.finished, first.0.mismatches), (24, 0));
+        assert_eq!(first.0.prompt_tokens, (0..24).map(|i| 1 + i * 17 % 300).sum::<u64>());
+    }
+}
+
+#[test]
+fn a_byte_that_changes_fails_the_request_and_no_other() {
+    for form in forms() {
+        let (rig, spec) = (Rig::new(LIMIT), tiny());
+        let mut engine =
+            rig.engine_with(&spec, &rig.cache(form, &spec), EngineSettings::default(), |inner| {
+                Box::new(Spoiler { inner, steps: 0, at_step: 5 })
+            });
+        let first = Asked::nth(&mut engine, 0, 30, 20);
+        let second = Asked::nth(&mut engine, 1, 30, 20);
+        run(&mut engine);
+        let outcome = first.answer.outcome();
+        assert!(
+            matches!(&outcome, Some(Outcome::Failed(why)) if why.contains("of KV memory read"))
+        );
+        second.check_right(&spec);
+        assert_eq!(engine.counts().mismatches, 1);
+        drop(engine);
+        rig.check_empty();
+    }
+}
+
+#[test]
+fn too_many_are_refused_with_the_numbers_and_nothing_is_lost() {
+    for form in forms() {
+        let (rig, spec) = (Rig::new(LIMIT), tiny());
+        let set = EngineSettings { max_waiting: 3, ..EngineSettings::default() };
+        let mut engine = rig.engine(&spec, &rig.cache(form, &spec), set);
+        let asked: Vec<Asked> = (0..8).map(|i| Asked::nth(&mut engine, i, 50, 10)).collect();
+        run(&mut engine);
+        for (index, it) in asked.iter().enumerate() {
+            match it.answer.outcome() {
+                Some(Outcome::Refused(refusal)) => {
+                    assert!(index >= 3);
+                    assert_eq!(refusal.kind, RefusalKind::QueueFull);
+                    assert_eq!((refusal.needed_tokens, refusal.waiting), (50, 3));
+                    assert!(refusal.room.here_tokens > 0, "{refusal:?}");
+                }
+                _ => it.check_right(&spec),
+            }
+        }
+        let counts = engine.counts();
+        assert_eq!((counts.finished, counts.refused), (3, 5));
+    }
+}
+
+#[test]
+fn who_is_gone_frees_its_memory() {
+    for form in forms() {
+        let (rig, spec) = (Rig::new(LIMIT), tiny());
+        let mut engine = rig.engine(&spec, &rig.cache(form, &spec), EngineSettings::default());
+        let stays = Asked::nth(&mut engine, 0, 40, 30);
+        let goes = Asked::nth(&mut engine, 1, 40, 30);
+        let never_begins = Asked::nth(&mut engine, 2, 40, 30);
+        drop(never_begins);
+        for _ in 0..5 {
+            assert!(matches!(engine.tick(), Tick::Stepped(_)));
+        }
+        assert_eq!(engine.figures().running, 2);
+        drop(goes);
+        engine.tick();
+        assert_eq!((engine.figures().running, engine.figures().cache.sequences), (1, 1));
+        run(&mut engine);
+        stays.check_right(&spec);
+        assert_eq!(engine.counts().cancelled, 2);
+        drop(engine);
+        rig.check_empty();
+    }
+}
+
+#[test]
+fn an_engine_that_ends_under_way_leaves_nothing() {
+    for form in forms() {
+        let (rig, spec) = (Rig::new(LIMIT), tiny());
+        let mut engine = rig.engine(&spec, &rig.cache(form, &spec), EngineSettings::default());
+        let asked: Vec<Asked> = (0..6).map(|i| Asked::nth(&mut engine, i, 60, 30)).collect();
+        for _ in 0..4 {
+            engine.tick();
+        }
+        engine.stop();
+        let late = Asked::nth(&mut engine, 9, 5, 5);
+        engine.refuse_all("the server ends");
+        for it in asked.iter().chain([&late]) {
+            let outcome = it.answer.outcome();
+            let is_stopping = |it: &vmm_server::engine::Refusal| it.kind == RefusalKind::Stopping;
+            assert!(matches!(&outcome, Some(Outcome::Refused(it)) if is_stopping(it)));
+        }
+        assert_eq!(engine.tick(), Tick::Idle);
+        drop(engine);
+        rig.check_empty();
+    }
+}
+
+#[test]
+fn a_model_sleeps_without_memory_and_wakes_for_a_request() {
+    for form in forms() {
+        let (rig, spec) = (Rig::new(LIMIT), tiny());
+        let mut engine = rig.engine(&spec, &rig.cache(form, &spec), EngineSettings::default());
+        let first = Asked::nth(&mut engine, 0, 40, 5);
+        let error = engine.sleep().unwrap_err();
+        assert!(matches!(error, EngineError::Busy { requests: 1, .. }), "{error}");
+        run(&mut engine);
+        first.check_right(&spec);
+        assert!(engine.sleep().unwrap() >= spec.weights_bytes);
+        assert_eq!(engine.sleep().unwrap(), 0);
+        assert!(engine.is_asleep());
+        let stats = rig.pool.device_stats(HOME).unwrap();
+        assert_eq!(stats.elastic_bytes, 0, "{form:?}");
+        let before_us = engine.now_us();
+        let second = Asked::nth(&mut engine, 1, 40, 5);
+        run(&mut engine);
+        second.check_right(&spec);
+        assert!(engine.now_us() - before_us > 800.0, "4 MiB at 5 GB/s");
+        assert_eq!((engine.counts().sleeps, engine.counts().wakes), (1, 1));
+        drop(engine);
+        rig.check_empty();
+    }
+}
+
+#[test]
+fn a_request_that_finds_no_memory_for_too_long_is_refused_with_the_pools_words() {
+    for form in forms() {
+        let (rig, spec) = (Rig::new(LIMIT), tiny());
+        let mut engine = rig.engine(&spec, &rig.cache(form, &spec), EngineSettings::default());
+        engine.sleep().unwrap();
+        // Another tenant takes everything.
+        let lane = rig.pool.lane(&rig.stream).unwrap();
+        let hog = lane.alloc(LIMIT - (4 << 20)).unwrap();
+        let asked = Asked::nth(&mut engine, 0, 40, 5);
+        run(&mut engine);
+        match asked.answer.outcome() {
+            Some(Outcome::Refused(refusal)) => {
+                assert_eq!(refusal.kind, RefusalKind::NoMemory);
+                assert!(refusal.reason.contains("out of memory on"), "{}", refusal.reason);
+            }
+            other => panic!("{form:?}: {other:?}"),
+        }
+        // It leaves, and the same request is served.
+        drop((hog, lane));
+        let again = Asked::nth(&mut engine, 0, 40, 5);
+        run(&mut engine);
+        again.check_right(&spec);
+        drop(engine);
+        rig.pool.close_lane(&rig.stream);
+        rig.check_empty();
+    }
+}
