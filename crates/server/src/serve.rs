@@ -228,6 +228,6 @@ fn engine(
         ..EngineSettings::default()
     };
     let clock = Arc::new(WallClock::new(args.pace == Pace::Real));
-    let make = backend::maker(args.bytes);
+    let make = backend::maker(pool, choice.sim.is_some(), args.bytes);
     Ok(Engine::build(pool, &stream, spec, &cache, settings, clock, &make))
 }

@@ -12,11 +12,12 @@ pub mod sim;
 use std::sync::Arc;
 
 use vmm_kv::{BlockLayout, SequenceLayout};
-use vmm_pool::ElasticBuffer;
+use vmm_pool::{ElasticBuffer, Pool};
 use vmm_sys::object::Stream;
 
 use crate::model::ModelSpec;
 use crate::pattern::Pattern;
+use gpu::Gpu;
 use sim::{Bytes, SimBackend};
 
 /// Executes steps, one at a time.
@@ -28,6 +29,18 @@ pub trait Backend: Send {
     /// # Errors
     /// The work could not be done: what the memory of the batch's sequences holds is not known.
     fn step(&mut self, batch: &Batch<'_>) -> Result<StepDone, BackendError>;
+
+    /// Whether times are a model's: then memory that comes and goes takes none of its own.
+    fn is_modelled(&self) -> bool;
+
+    /// Brings a model's weights into their memory, which holds anything. What is in it then is found
+    /// again by each step that streams them.
+    ///
+    /// # Errors
+    /// The work could not be done.
+    fn load_weights(&mut self, _weights: &ElasticBuffer) -> Result<(), BackendError> {
+        Ok(())
+    }
 }
 
 /// What a step is to do.
@@ -101,8 +114,6 @@ pub struct StepDone {
     pub step_us: f64,
     /// The time is a model's, and has not passed yet.
     pub is_modelled: bool,
-    /// The sum of the words of the weights, if they were read.
-    pub weights_sum: Option<u32>,
 }
 
 /// A step that could not be done.
@@ -121,6 +132,14 @@ pub enum BackendError {
         /// What the compiler or the driver says.
         what: String,
     },
+    /// The weights are not what was loaded.
+    #[error("the weights add up to {found:x?}: expected {expected:x?}, as they were loaded")]
+    Weights {
+        /// What a step read.
+        found: Option<u32>,
+        /// What was loaded, if anything was.
+        expected: Option<u32>,
+    },
     /// The backend cannot take such a batch.
     #[error("{what}: expected {expected}")]
     Unsupported {
@@ -131,12 +150,22 @@ pub enum BackendError {
     },
 }
 
-/// How the backend of an engine is made: the simulated device's. On a GPU it reaches the memory by
-/// copies, and step times are the model's.
+/// How the backend of an engine is made: kernels on a GPU, or the simulated device, which does with
+/// bytes what is said.
 pub fn maker(
+    pool: &Pool,
+    is_simulated: bool,
     bytes: Bytes,
 ) -> impl Fn(&ModelSpec, &Arc<Pattern>, &Stream) -> Result<Box<dyn Backend>, BackendError> {
-    move |spec, pattern, _stream| {
-        Ok(Box::new(SimBackend::new(pattern.clone(), spec.weights_bytes, bytes)))
+    let pool = pool.clone();
+    move |spec, pattern, stream| match is_simulated {
+        true => Ok(Box::new(SimBackend::new(pattern.clone(), spec.weights_bytes, bytes))),
+        false => {
+            let shape = spec.shape().map_err(|error| BackendError::Unsupported {
+                what: error.to_string(),
+                expected: "a model whose layout exists".to_owned(),
+            })?;
+            Ok(Box::new(Gpu::new(&pool, stream, &shape, spec.kv_heads)?))
+        }
     }
 }

@@ -147,6 +147,10 @@ impl SimBackend {
 }
 
 impl Backend for SimBackend {
+    fn is_modelled(&self) -> bool {
+        true
+    }
+
     fn step(&mut self, batch: &Batch<'_>) -> Result<StepDone, BackendError> {
         let mut checks = Vec::with_capacity(batch.sequences.len());
         if self.bytes == Bytes::Checked {
@@ -161,7 +165,7 @@ impl Backend for SimBackend {
             });
         }
         let step_us = self.time.step_us(self.weights_bytes, batch.read);
-        Ok(StepDone { checks, step_us, is_modelled: true, weights_sum: None })
+        Ok(StepDone { checks, step_us, is_modelled: true })
     }
 }
 

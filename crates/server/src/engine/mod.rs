@@ -212,7 +212,7 @@ impl Engine {
         let weights = Weights::build(pool, stream.device(), &spec)?;
         let cache = Cache::build(pool, stream, spec.shape()?, cache)?;
         let backend = make_backend(&spec, &pattern, stream)?;
-        Ok(Engine {
+        let mut engine = Engine {
             spec,
             pattern,
             cache,
@@ -226,7 +226,9 @@ impl Engine {
             stuck_since_us: None,
             is_stopping: false,
             counts: Counts::default(),
-        })
+        };
+        engine.load_weights()?;
+        Ok(engine)
     }
 
     /// The model.

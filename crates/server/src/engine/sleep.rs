@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use vmm_pool::{Contents, ElasticBuffer, Error, Pool};
+use vmm_pool::{Contents, ElasticBuffer, Error, Pool, Use};
 use vmm_sys::DeviceId;
+use vmm_sys::object::Stream;
 
 use super::{Engine, EngineError};
 use crate::model::ModelSpec;
@@ -60,6 +61,16 @@ impl Weights {
         self.buffer.asleep().is_some()
     }
 
+    /// What a step streams, if there are any.
+    pub(super) fn to_stream(&self) -> Option<&ElasticBuffer> {
+        (self.bytes > 0).then_some(&self.buffer)
+    }
+
+    /// Work of the stream is going to use them.
+    pub(super) fn use_on(&self, stream: &Stream) -> Result<Use, Error> {
+        self.buffer.use_on(stream)
+    }
+
     /// Their memory on the device, in bytes.
     pub fn device_bytes(&self) -> u64 {
         if self.is_asleep() { 0 } else { self.buffer.committed_bytes() }
@@ -93,7 +104,7 @@ impl Engine {
         let bytes = self.weights.buffer.sleep(contents, NO_PATIENCE)?;
         let idle_bytes = self.cache.sleep()?;
         if self.settings.sleep_mode == SleepMode::Host {
-            self.clock.pass(self.weights.bytes as f64 * COPY_US_PER_BYTE);
+            self.pass_modelled(COPY_US_PER_BYTE);
         }
         self.counts.sleeps += 1;
         Ok(bytes + idle_bytes)
@@ -109,18 +120,43 @@ impl Engine {
             return Ok(());
         }
         self.weights.buffer.wake()?;
-        if let Err(error) = self.cache.wake() {
+        if let Err(error) = self.fill_woken() {
             // As before: what was brought is lost, and nobody has used it.
             self.weights.buffer.sleep(Contents::Dropped, NO_PATIENCE)?;
-            return Err(error.into());
+            self.cache.sleep()?;
+            return Err(error);
         }
-        let us_per_byte = match self.settings.sleep_mode {
-            SleepMode::Drop => LOAD_US_PER_BYTE,
-            SleepMode::Host => COPY_US_PER_BYTE,
-        };
-        self.clock.pass(self.weights.bytes as f64 * us_per_byte);
         self.counts.wakes += 1;
         Ok(())
+    }
+
+    /// What is in the memory of a model that wakes.
+    fn fill_woken(&mut self) -> Result<(), EngineError> {
+        self.cache.wake()?;
+        let us_per_byte = match self.settings.sleep_mode {
+            SleepMode::Drop => {
+                self.load_weights()?;
+                LOAD_US_PER_BYTE
+            }
+            SleepMode::Host => COPY_US_PER_BYTE,
+        };
+        self.pass_modelled(us_per_byte);
+        Ok(())
+    }
+
+    /// The time that the weights take where nothing really comes or goes.
+    fn pass_modelled(&self, us_per_byte: f64) {
+        if self.backend.is_modelled() {
+            self.clock.pass(self.weights.bytes as f64 * us_per_byte);
+        }
+    }
+
+    /// Brings the weights into their memory.
+    pub(super) fn load_weights(&mut self) -> Result<(), EngineError> {
+        match self.weights.to_stream() {
+            Some(weights) => Ok(self.backend.load_weights(weights)?),
+            None => Ok(()),
+        }
     }
 
     /// Before a step: the weights have to be there.

@@ -137,14 +137,17 @@ impl Engine {
         let steps: Vec<SequenceStep<'_>> =
             placed.map(|((part, task), place)| part.step(task, *place)).collect();
         let using = self.cache.use_now().map_err(|error| error.to_string())?;
+        let weights =
+            self.weights.use_on(self.cache.stream()).map_err(|error| error.to_string())?;
         let done = self.backend.step(&Batch {
             buffer: self.cache.buffer(),
             stream: self.cache.stream(),
             layout: self.cache.layout(),
             sequences: &steps,
             read,
+            weights: self.weights.to_stream(),
         });
-        drop(using);
+        drop((using, weights));
         let done = done.map_err(|error| error.to_string())?;
         match done.checks.len() == parts.len() {
             true => Ok(done),

@@ -5,27 +5,25 @@
 mod program;
 mod upload;
 
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::{CudaContext, CudaStream, LaunchConfig, PushKernelArg, result};
+use cudarc::driver::{CudaContext, result};
 use vmm_kv::{KvShape, Part};
 use vmm_pool::{Buffer, ElasticBuffer, Lane, Pool};
-use vmm_sys::cuda::interop::stream_of;
 use vmm_sys::object::Stream;
-use vmm_sys::{DeviceId, Driver};
 
 use super::{Backend, BackendError, Batch, Layout, StepDone};
-use program::{Program, driver};
+use program::{Grid, Kernel, Program, driver, raw};
 use upload::Upload;
 
 /// Tokens that one block of threads attends over. Short parts keep all processors busy.
 const PART_TOKENS: u32 = 256;
 const ATTEND_THREADS: u32 = 128;
 const WRITE_THREADS: u32 = 256;
-/// Blocks of threads that stream the weights.
-const WEIGHT_BLOCKS: u32 = 2048;
-const WEIGHT_THREADS: u32 = 512;
+/// How the weights are streamed.
+const WEIGHT_GRID: Grid = Grid { blocks: (2048, 1, 1), threads: 512 };
 
 /// The strides that kernels.cu takes, as it declares them.
 #[repr(C)]
@@ -38,86 +36,67 @@ struct Strides {
     block_tokens: u32,
 }
 
-// SAFETY: plain numbers, laid out as the kernel's `Layout` is: four of 64 bits, one of 32.
-unsafe impl cudarc::driver::DeviceRepr for Strides {}
+/// Where a step's scratch memory has what, as addresses.
+#[derive(Clone, Copy, Debug)]
+struct Scratch {
+    upload: u64,
+    /// The checks; behind them the weights' sum.
+    checks: u64,
+    /// What attention gives.
+    outputs: u64,
+}
 
-/// One device, for caches of one shape.
+/// One device, for caches of one shape on one stream.
 #[derive(Debug)]
 pub struct Gpu {
-    stream: Arc<CudaStream>,
-    /// The same, as the pool knows it.
-    own: Stream,
+    context: Arc<CudaContext>,
+    stream: Stream,
     lane: Lane,
     program: Program,
     shape: KvShape,
-    /// Descriptions, checks and what attention gives: scratch memory, longer as needed.
+    /// Longer as needed.
     scratch: Option<Buffer>,
+    /// What the words of the loaded weights add up to.
+    weights_sum: Option<u32>,
 }
 
 impl Gpu {
-    /// Compiles the kernels for `shape`, of a model with `model_heads`, and makes a stream for the
-    /// cache and the steps: see [`Gpu::stream`].
+    /// Compiles the kernels for `shape`, of a model with `model_heads`, for work on `stream`.
     ///
     /// # Errors
     /// No NVRTC; heads that the kernels cannot take; the driver's, the pool's.
     pub fn new(
         pool: &Pool,
-        device: DeviceId,
+        stream: &Stream,
         shape: &KvShape,
         model_heads: u32,
     ) -> Result<Gpu, BackendError> {
-        let context = CudaContext::new(device.0 as usize).map_err(driver)?;
+        let context = CudaContext::new(stream.device().0 as usize).map_err(driver)?;
         let program = Program::compile(&context, shape, model_heads)?;
-        let stream = context.new_stream().map_err(driver)?;
-        let (device, handle) = stream_of(&stream)?;
-        let pool_driver: &Arc<dyn Driver> = pool.driver();
-        // SAFETY: the handle lives as long as the stream, which the object keeps.
-        let own = unsafe {
-            Stream::from_raw(pool_driver, device, handle, Some(Box::new(stream.clone())))?
-        };
-        let lane = pool.lane(&own)?;
-        Ok(Gpu { stream, own, lane, program, shape: *shape, scratch: None })
+        let lane = pool.lane(stream)?;
+        let (stream, shape) = (stream.clone(), *shape);
+        Ok(Gpu { context, stream, lane, program, shape, scratch: None, weights_sum: None })
     }
 
-    /// The stream that caches of this backend belong to.
-    pub fn stream(&self) -> &Stream {
-        &self.own
-    }
-
-    /// Fills a model's weights with a pattern of its own, and gives the sum of their words, which
-    /// each step finds again.
+    /// Enqueues a kernel: see [`Program::launch`].
     ///
-    /// # Errors
-    /// The driver's, the pool's.
-    pub fn load_weights(
-        &mut self,
-        weights: &ElasticBuffer,
-        salt: u32,
-    ) -> Result<u32, BackendError> {
-        let using = weights.use_on(&self.own)?;
-        let sum_at = self.scratch(4)?;
-        let (address, count) = (weights.address(), weights.committed_bytes() / 16);
-        let config = grid((WEIGHT_BLOCKS, 1, 1), WEIGHT_THREADS);
-        let mut builder = self.stream.launch_builder(&self.program.fill_weights);
-        builder.arg(&address).arg(&count).arg(&salt);
-        // SAFETY: the weights are committed from their address on, and the guard keeps them there.
-        unsafe { builder.launch(config) }.map_err(driver)?;
-        self.clear(sum_at, 4)?;
-        self.read_weights(weights, sum_at)?;
-        drop(using);
-        let mut sum = [0u32];
-        self.fetch(&mut sum, sum_at)?;
-        Ok(sum[0])
+    /// # Safety
+    /// As there.
+    unsafe fn launch(
+        &self,
+        kernel: Kernel,
+        grid: Grid,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), BackendError> {
+        // SAFETY: the caller's word.
+        unsafe { self.program.launch(kernel, &self.stream, grid, arguments) }
     }
 
     fn read_weights(&self, weights: &ElasticBuffer, sum_at: u64) -> Result<(), BackendError> {
-        let (address, count) = (weights.address(), weights.committed_bytes() / 16);
-        let mut builder = self.stream.launch_builder(&self.program.read_weights);
-        builder.arg(&address).arg(&count).arg(&sum_at);
-        let config = grid((WEIGHT_BLOCKS, 1, 1), WEIGHT_THREADS);
-        // SAFETY: committed from their address on; the caller holds a guard; `sum_at` is scratch.
-        unsafe { builder.launch(config) }.map_err(driver)?;
-        Ok(())
+        let (address, quads) = (weights.address(), weights.committed_bytes() / 16);
+        let mut arguments = [argument(&address), argument(&quads), argument(&sum_at)];
+        // SAFETY: committed from their address on, and the caller holds a guard; the sum is scratch.
+        unsafe { self.launch(Kernel::ReadWeights, WEIGHT_GRID, &mut arguments) }
     }
 
     /// Scratch memory of at least so many bytes.
@@ -125,47 +104,28 @@ impl Gpu {
         match &self.scratch {
             Some(scratch) if scratch.bytes() >= bytes => Ok(scratch.address()),
             _ => {
-                let scratch = self.lane.alloc(bytes.next_power_of_two())?;
-                let address = scratch.address();
                 // The old one goes behind the work of the stream.
-                self.scratch = Some(scratch);
-                Ok(address)
+                self.scratch = None;
+                let scratch = self.lane.alloc(bytes.next_power_of_two())?;
+                Ok(self.scratch.insert(scratch).address())
             }
         }
     }
 
     fn clear(&self, address: u64, bytes: u64) -> Result<(), BackendError> {
         // SAFETY: scratch memory of this backend, used on this stream alone.
-        unsafe { self.own.fill(address, bytes, 0) }?;
+        unsafe { self.stream.fill(address, bytes, 0) }?;
         Ok(())
     }
 
     /// Waits for the stream, and gives the words at an address.
     fn fetch(&self, words: &mut [u32], address: u64) -> Result<(), BackendError> {
-        self.stream.context().bind_to_thread().map_err(driver)?;
-        // SAFETY: scratch memory that is long enough; `words` stay until the stream has been waited for.
-        unsafe { result::memcpy_dtoh_async(words, address, self.stream.cu_stream()) }
-            .map_err(driver)?;
-        Ok(self.own.synchronize()?)
-    }
-
-    fn strides(layout: &Layout<'_>) -> Strides {
-        match layout {
-            Layout::Contiguous(layout) => Strides {
-                token_stride: layout.token_stride_bytes(),
-                layer_stride: 2 * layout.layer_offset(0, Part::Value),
-                value_offset: layout.layer_offset(0, Part::Value),
-                block_bytes: 0,
-                block_tokens: 0,
-            },
-            Layout::Paged { layout, .. } => Strides {
-                token_stride: layout.token_stride_bytes(),
-                layer_stride: 2 * layout.layer_offset(0, Part::Value),
-                value_offset: layout.layer_offset(0, Part::Value),
-                block_bytes: layout.block_bytes(),
-                block_tokens: layout.block_tokens(),
-            },
-        }
+        self.context.bind_to_thread().map_err(driver)?;
+        // SAFETY: scratch memory that is long enough; `words` stay until the stream was waited for.
+        let copied = unsafe { result::memcpy_dtoh_async(words, address, raw(&self.stream)) };
+        // Whatever came of the copy: earlier work of the step is waited for too.
+        self.stream.synchronize()?;
+        copied.map_err(driver)
     }
 
     fn check(&self, batch: &Batch<'_>) -> Result<(), BackendError> {
@@ -179,52 +139,58 @@ impl Gpu {
                 expected: format!("{:?}, which the kernels were compiled for", self.shape),
             });
         }
-        if batch.stream.id() != self.own.id() {
+        if batch.stream.id() != self.stream.id() {
             return Err(BackendError::Unsupported {
                 what: format!("a cache of {:?}", batch.stream),
-                expected: format!("one of {:?}, the backend's stream", self.own),
+                expected: format!("one of {:?}", self.stream),
             });
         }
         Ok(())
     }
 
-    /// Enqueues a step. `at` is where its upload lies, `checks_at` where the checks and, behind
-    /// them, the weights' sum go; what attention gives goes behind these.
-    fn enqueue(
-        &self,
-        batch: &Batch<'_>,
-        upload: &Upload,
-        at: u64,
-        checks_at: u64,
-        outputs_at: u64,
-    ) -> Result<(), BackendError> {
+    /// Enqueues a step.
+    fn enqueue(&self, batch: &Batch<'_>, upload: &Upload, at: Scratch) -> Result<(), BackendError> {
         let count = batch.sequences.len() as u32;
-        let strides = Gpu::strides(&batch.layout);
-        // SAFETY: scratch memory as long as the upload, which lives until the stream is waited for.
-        unsafe { result::memcpy_htod_async(at, &upload.bytes, self.stream.cu_stream()) }
+        let strides = strides(&batch.layout);
+        let places = at.upload;
+        self.context.bind_to_thread().map_err(driver)?;
+        // SAFETY: scratch as long as the upload, which lives until the stream has been waited for.
+        unsafe { result::memcpy_htod_async(places, &upload.bytes, raw(&self.stream)) }
             .map_err(driver)?;
-        self.clear(checks_at, 4 * (u64::from(count) + 1))?;
+        self.clear(at.checks, 4 * (u64::from(count) + 1))?;
         if upload.new_tokens > 0 {
             let [sequences, positions, tokens] =
-                [upload.sequences_at, upload.positions_at, upload.tokens_at].map(|it| at + it);
-            let mut builder = self.stream.launch_builder(&self.program.write_tokens);
-            builder.arg(&at).arg(&sequences).arg(&positions).arg(&tokens).arg(&strides);
+                [upload.sequences_at, upload.positions_at, upload.tokens_at].map(|it| places + it);
+            let mut arguments = [
+                argument(&places),
+                argument(&sequences),
+                argument(&positions),
+                argument(&tokens),
+                argument(&strides),
+            ];
+            let grid = Grid { blocks: (upload.new_tokens, 1, 1), threads: WRITE_THREADS };
             // SAFETY: the batch's caller sees to it that memory for all tokens is there.
-            unsafe { builder.launch(grid((upload.new_tokens, 1, 1), WRITE_THREADS)) }
-                .map_err(driver)?;
+            unsafe { self.launch(Kernel::WriteTokens, grid, &mut arguments) }?;
         }
         if let Some(weights) = batch.weights {
-            self.read_weights(weights, checks_at + 4 * u64::from(count))?;
+            self.read_weights(weights, at.checks + 4 * u64::from(count))?;
         }
         let parts = upload.longest.div_ceil(PART_TOKENS);
-        let config = grid((self.shape.kv_heads(), count, parts), ATTEND_THREADS);
-        let lengths = at + upload.lengths_at;
+        let blocks = (self.shape.kv_heads(), count, parts);
+        let lengths = places + upload.lengths_at;
         for layer in 0..self.shape.layers() {
-            let mut builder = self.stream.launch_builder(&self.program.attend);
-            builder.arg(&at).arg(&lengths).arg(&PART_TOKENS).arg(&layer).arg(&strides);
-            builder.arg(&checks_at).arg(&outputs_at);
+            let mut arguments = [
+                argument(&places),
+                argument(&lengths),
+                argument(&PART_TOKENS),
+                argument(&layer),
+                argument(&strides),
+                argument(&at.checks),
+                argument(&at.outputs),
+            ];
+            let grid = Grid { blocks, threads: ATTEND_THREADS };
             // SAFETY: as above; the outputs are as long as `outputs_bytes` says.
-            unsafe { builder.launch(config) }.map_err(driver)?;
+            unsafe { self.launch(Kernel::Attend, grid, &mut arguments) }?;
         }
         Ok(())
     }
@@ -238,38 +204,87 @@ impl Gpu {
 }
 
 impl Backend for Gpu {
+    fn is_modelled(&self) -> bool {
+        false
+    }
+
     fn step(&mut self, batch: &Batch<'_>) -> Result<StepDone, BackendError> {
         self.check(batch)?;
         let begun = Instant::now();
         let count = batch.sequences.len();
         if count == 0 {
-            let weights_sum = None;
-            return Ok(StepDone {
-                checks: Vec::new(),
-                step_us: 0.0,
-                is_modelled: false,
-                weights_sum,
-            });
+            return Ok(StepDone { checks: Vec::new(), step_us: 0.0, is_modelled: false });
         }
         let mut upload = Upload::of(batch)?;
         let checks_at = (upload.bytes.len() as u64).next_multiple_of(256);
         let outputs_at = (checks_at + 4 * (count as u64 + 1)).next_multiple_of(256);
         let bytes = outputs_at + self.outputs_bytes(count as u64, upload.longest);
-        let at = self.scratch(bytes)?;
-        upload.settle(batch, at);
-        self.stream.context().bind_to_thread().map_err(driver)?;
-        let enqueued = self.enqueue(batch, &upload, at, at + checks_at, at + outputs_at);
+        let start = self.scratch(bytes)?;
+        upload.settle(batch, start);
+        let at = Scratch { upload: start, checks: start + checks_at, outputs: start + outputs_at };
+        let enqueued = self.enqueue(batch, &upload, at);
         let mut checks = vec![0; count + 1];
         // What was enqueued reads the upload: it is waited for, whatever else happened.
-        let fetched = self.fetch(&mut checks, at + checks_at);
+        let fetched = self.fetch(&mut checks, at.checks);
         enqueued.and(fetched)?;
         let sum = checks.pop();
+        if batch.weights.is_some() && sum != self.weights_sum {
+            return Err(BackendError::Weights { found: sum, expected: self.weights_sum });
+        }
         let step_us = begun.elapsed().as_secs_f64() * 1e6;
-        let weights_sum = batch.weights.and(sum);
-        Ok(StepDone { checks, step_us, is_modelled: false, weights_sum })
+        Ok(StepDone { checks, step_us, is_modelled: false })
+    }
+
+    fn load_weights(&mut self, weights: &ElasticBuffer) -> Result<(), BackendError> {
+        let using = weights.use_on(&self.stream)?;
+        let sum_at = self.scratch(4)?;
+        let (address, quads) = (weights.address(), weights.committed_bytes() / 16);
+        // Each buffer's words are its own.
+        let salt = (address >> 21) as u32;
+        let mut arguments = [argument(&address), argument(&quads), argument(&salt)];
+        // SAFETY: the weights are committed from their address on, and the guard keeps them there.
+        unsafe { self.launch(Kernel::FillWeights, WEIGHT_GRID, &mut arguments) }?;
+        self.clear(sum_at, 4)?;
+        self.read_weights(weights, sum_at)?;
+        drop(using);
+        let mut sum = [0u32];
+        self.fetch(&mut sum, sum_at)?;
+        self.weights_sum = Some(sum[0]);
+        Ok(())
     }
 }
 
-fn grid(grid_dim: (u32, u32, u32), threads: u32) -> LaunchConfig {
-    LaunchConfig { grid_dim, block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // Kernels may still run if a step failed half-way, and they are about to be unloaded.
+        if let Err(error) = self.stream.synchronize() {
+            tracing::debug!(%error, "the stream could not be waited for");
+        }
+    }
+}
+
+fn strides(layout: &Layout<'_>) -> Strides {
+    let (token_stride, value_offset, block_bytes, block_tokens) = match layout {
+        Layout::Contiguous(layout) => {
+            (layout.token_stride_bytes(), layout.layer_offset(0, Part::Value), 0, 0)
+        }
+        Layout::Paged { layout, .. } => (
+            layout.token_stride_bytes(),
+            layout.layer_offset(0, Part::Value),
+            layout.block_bytes(),
+            layout.block_tokens(),
+        ),
+    };
+    Strides {
+        token_stride,
+        layer_stride: 2 * value_offset,
+        value_offset,
+        block_bytes,
+        block_tokens,
+    }
+}
+
+/// An argument of a kernel: the launch copies what it points to.
+fn argument<T>(value: &T) -> *mut c_void {
+    std::ptr::from_ref(value).cast_mut().cast()
 }
