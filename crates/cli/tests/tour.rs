@@ -54,7 +54,7 @@ fn on_two_devices_every_step_goes_well() {
     );
     assert!(text.contains("went to device 1"), "{text}");
     assert!(text.contains("40 streams of device 0 did their work"), "{text}");
-    assert!(text.lines().last().unwrap().contains("13 steps done, every byte checked"), "{text}");
+    assert!(text.lines().last().unwrap().contains("15 steps done, every byte checked"), "{text}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("driver: sim"));
 }
 

@@ -12,6 +12,7 @@ mod end;
 mod graph;
 mod grow;
 mod host;
+mod kv;
 mod migrate;
 mod neighbour;
 mod others;
@@ -64,6 +65,8 @@ const STEPS: &[(&str, Step)] = &[
     ("host", host::there_and_back),
     ("sleep, dropped", sleep::dropped),
     ("sleep, kept", sleep::kept),
+    ("kv, contiguous", kv::contiguous),
+    ("kv, paged", kv::paged),
 ];
 
 /// Tells the story; each step is told as soon as it is over. Whether all went well.

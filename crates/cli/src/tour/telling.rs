@@ -65,6 +65,8 @@ pub(super) enum Told {
 pub(super) enum Trouble {
     #[error("the pool refused: {0}")]
     Pool(#[from] vmm_pool::Error),
+    #[error("the cache refused: {0}")]
+    Kv(#[from] vmm_kv::KvError),
     #[error("the driver refused: {0}")]
     Driver(#[from] DriverError),
     #[error("{0}")]
