@@ -39,7 +39,7 @@ use task::Task;
 pub struct EngineSettings {
     /// Requests that run at a time, at most.
     pub max_running: usize,
-    /// Requests that wait at a time, at most.
+    /// Requests that wait at a time beside those that could run, at most.
     pub max_waiting: usize,
     /// Tokens of prompts that one step writes, at most.
     pub prefill_tokens: usize,
@@ -239,6 +239,16 @@ impl Engine {
         &self.cache
     }
 
+    /// What is written for its tokens.
+    pub fn pattern(&self) -> &Pattern {
+        &self.pattern
+    }
+
+    /// Requests that have memory on the device.
+    pub fn active_requests(&self) -> usize {
+        self.active()
+    }
+
     /// Requests that it has.
     pub fn requests(&self) -> usize {
         self.waiting.len() + self.running.len()
@@ -263,7 +273,7 @@ impl Engine {
     pub fn submit(&mut self, mut job: Job) {
         let kind = match () {
             () if self.is_stopping => Some((RefusalKind::Stopping, "the server ends")),
-            () if self.waiting.len() >= self.settings.max_waiting => {
+            () if self.requests() >= self.settings.max_running + self.settings.max_waiting => {
                 Some((RefusalKind::QueueFull, "as many requests wait as may"))
             }
             () => None,
