@@ -36,7 +36,7 @@ pub struct Row {
     pub step_p999_us: u64,
     /// All.
     pub step_max_us: u64,
-    /// What steps waited for growth, in all.
+    /// What steps waited for admission and growth, in all.
     pub growth_us: f64,
     /// Requests that were given all tokens.
     pub finished: u64,

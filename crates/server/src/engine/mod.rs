@@ -107,9 +107,10 @@ pub enum Tick {
 /// One step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepFigures {
-    /// What it took, in microseconds: growth that it waited for, and the device's work.
+    /// What it took, in microseconds: what the engine did before, growth that it waited for above all,
+    /// and the device's work.
     pub step_us: f64,
-    /// Of that, growth.
+    /// Of that, before the device's work: admission, and growth.
     pub growth_us: f64,
     /// Sequences in it.
     pub sequences: usize,
@@ -298,9 +299,10 @@ impl Engine {
         if let Err(error) = self.wake_up() {
             return self.stuck(Some(&error));
         }
+        let begun_us = self.clock.now_us();
         self.resume_parked();
         let short = self.admit();
-        match self.step() {
+        match self.step(begun_us) {
             Some(figures) => {
                 self.stuck_since_us = None;
                 Tick::Stepped(figures)
