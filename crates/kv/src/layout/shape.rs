@@ -133,10 +133,10 @@ impl KvShape {
             return Err(LayoutError::NoShard { index, shards });
         }
         let heads = self.kv_heads;
-        let (first, kv_heads) = if heads % shards == 0 {
+        let (first, kv_heads) = if heads.is_multiple_of(shards) {
             let each = heads / shards;
             (index * each, each)
-        } else if shards % heads == 0 {
+        } else if shards.is_multiple_of(heads) {
             (index / (shards / heads), 1)
         } else {
             return Err(LayoutError::Split { kv_heads: heads, shards });
