@@ -8,7 +8,7 @@
 
 #![forbid(unsafe_code)]
 
-mod contiguous;
+pub mod contiguous;
 pub mod error;
 mod grower;
 mod hands;

@@ -4,13 +4,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use vmm_pool::{ElasticBuffer, ElasticError, Error, Growth, Place, Pool};
+use vmm_pool::{ElasticBuffer, ElasticError, Error, Growth, LenderRoom, Place, Pool};
 use vmm_sys::DeviceId;
 use vmm_sys::object::Stream;
 
 use crate::error::KvError;
 use crate::grower::Bell;
 use crate::hands::{Hands, Held, is_holding};
+use crate::room::{KvRoom, MAPPINGS_MAX};
 use crate::shortage::{Hooks, KvShortage};
 use crate::stats::KvStats;
 
@@ -30,6 +31,15 @@ pub enum Lending {
 }
 
 impl Lending {
+    /// Whether growth asks this one.
+    fn includes(&self, lender: &LenderRoom) -> bool {
+        match self {
+            Lending::Nobody => false,
+            Lending::Any => !lender.only_if_named,
+            Lending::Places(places) => places.contains(&lender.place),
+        }
+    }
+
     /// The same growth, with these lenders.
     pub(crate) fn apply(&self, growth: Growth) -> Growth {
         match self {
@@ -77,6 +87,52 @@ pub(crate) struct Memory {
     pub(crate) hooks: Hooks,
     pub(crate) bell: Arc<Bell>,
     pub(crate) counts: Counts,
+}
+
+impl Memory {
+    /// Whether memory for `bytes` more is there without pressing anybody: to grow ahead of need is worth
+    /// no eviction.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        let room = self.buffer.room();
+        let lent = room.lenders.iter().filter(|lender| self.lending.includes(lender));
+        let lent_bytes = lent.map(|lender| lender.bytes).fold(0, u64::saturating_add);
+        room.own_bytes.saturating_add(lent_bytes) >= bytes
+    }
+
+    /// What the cache could still take, beside `idle_bytes` of its own.
+    pub(crate) fn room(&self, token_bytes: u64, idle_bytes: u64, sequences: u64) -> KvRoom {
+        let room = self.buffer.room();
+        let stats = self.buffer.stats();
+        let (mut borrowed_bytes, mut host_bytes) = (0u64, 0u64);
+        for lender in &room.lenders {
+            if lender.is_host {
+                host_bytes = host_bytes.saturating_add(lender.bytes);
+            } else if self.lending.includes(lender) {
+                borrowed_bytes = borrowed_bytes.saturating_add(lender.bytes);
+            }
+        }
+        // Idle memory is booked already.
+        let mut quota_bytes = stats.quota_bytes.saturating_sub(stats.quota_booked_bytes);
+        let mut within_quota = |bytes: u64| {
+            let bytes = bytes.min(quota_bytes);
+            quota_bytes -= bytes;
+            bytes
+        };
+        let here_bytes = within_quota(room.own_bytes).saturating_add(idle_bytes);
+        KvRoom {
+            here_tokens: here_bytes / token_bytes,
+            borrowed_tokens: within_quota(borrowed_bytes) / token_bytes,
+            host_tokens: host_bytes / token_bytes,
+            sequences,
+            mappings: MAPPINGS_MAX.saturating_sub(self.mappings()),
+        }
+    }
+
+    /// Chunks that elastic buffers of the pool have mapped, this cache's included (count).
+    pub(crate) fn mappings(&self) -> u64 {
+        let buffers = self.pool.elastic_stats();
+        buffers.iter().map(|buffer| buffer.committed_bytes / buffer.chunk_bytes).sum()
+    }
 }
 
 /// What somebody needs memory for.

@@ -8,13 +8,14 @@
 pub struct KvRoom {
     /// Tokens that memory of the cache's device has room for, idle memory of the cache included.
     pub here_tokens: u64,
-    /// More of them, in memory of devices that lend.
+    /// More of them, in memory of devices that lend to the cache.
     pub borrowed_tokens: u64,
-    /// More of them, in memory of the host.
+    /// More of them, in memory of the host's nodes that the pool may use: for sequences that are parked,
+    /// or as a lender if the cache names it.
     pub host_tokens: u64,
     /// Sequences that can be opened beside those that are open, by the builder's limit.
     pub sequences: u64,
-    /// Chunks that can be mapped beside those that are (count): see
+    /// Chunks that can be mapped beside those of the pool's elastic buffers (count): see
     /// [`MAPPINGS_MAX`].
     pub mappings: u64,
 }

@@ -97,6 +97,8 @@ fn who_is_cut_below_what_is_common_writes_into_a_chunk_of_its_own() {
     append(&machine, &cache, &mut parent, 5 * T + 4, 1);
     let mut child = parent.fork().unwrap();
     let common = 6 * G;
+    assert_eq!(child.append(0).unwrap(), 5 * T + 4);
+    assert_eq!(cache.stats().shared_bytes, common, "nothing is written");
     assert_eq!(cache.stats().shared_bytes, common);
     // In the last chunk, and in one before: what is behind it is not its own to write.
     parent.truncate(5 * T + 2);

@@ -1,4 +1,5 @@
 //! Layouts: no two bytes at one place, nothing beyond the span, no overflow.
+#![allow(clippy::unwrap_used, reason = "a failure ends the test")]
 
 use proptest::prelude::*;
 use vmm_kv::{BlockLayout, Dtype, KvShape, LayoutError, Order, Part, SequenceLayout};

@@ -3,7 +3,7 @@
 //! A lane that ends hands its mappings over with the gates of their last users; what the driver
 //! refused to unmap comes here too, and is tried again. So ending a lane never waits for the GPU.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Weak};
 
 use vmm_sys::object::{Chunk, Mapping, RelaxedCapture};
@@ -40,7 +40,8 @@ pub(crate) struct Returned {
 /// The mappings of a place's chunks that belong to nobody.
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
-    entries: Mutex<Vec<Entry>>,
+    /// By address: a buffer that grows again looks for each of its slots.
+    entries: Mutex<BTreeMap<u64, Entry>>,
     /// How many there are, those in the hands of a sweep included.
     count: AtomicUsize,
     /// Held while entries are in a sweep's hands: whoever waits for memory must not miss them.
@@ -64,7 +65,7 @@ impl Leaving {
         let before = entries.len();
         entries.extend(mappings.map(|mapping| {
             let (gates, elsewhere) = (gates.clone(), footing.clone());
-            Entry { mapping, gates, elsewhere }
+            (mapping.address(), Entry { mapping, gates, elsewhere })
         }));
         self.count.fetch_add(entries.len() - before, Ordering::Relaxed);
     }
@@ -73,7 +74,7 @@ impl Leaving {
     pub(crate) fn has(&self, address: u64) -> bool {
         // A sweep may have it in its hands.
         let _alone = self.sweep.lock();
-        self.entries.lock().iter().any(|entry| entry.mapping.address() == address)
+        self.entries.lock().contains_key(&address)
     }
 
     /// Takes the mapping that stands at `address` back, with the gates of its last users, if its
@@ -84,22 +85,28 @@ impl Leaving {
         // A sweep may have it in its hands.
         let _alone = self.sweep.lock();
         let mut entries = self.entries.lock();
-        let at = entries.iter().position(|entry| entry.mapping.address() == address)?;
-        let entry = &entries[at];
-        let chunk = Arc::as_ptr(entry.mapping.chunk());
-        let is_same = |entry: &Entry| std::ptr::eq(Arc::as_ptr(entry.mapping.chunk()), chunk);
-        let others = entries.iter().enumerate().filter(|(index, it)| *index != at && is_same(it));
-        if entry.mapping.chunk().props() != props
+        let entry = entries.get(&address)?;
+        let chunk = entry.mapping.chunk();
+        // Other mappings of the chunk, which few have.
+        let others: Vec<u64> = match Arc::strong_count(chunk) {
+            1 => Vec::new(),
+            _ => {
+                let same = |it: &Entry| Arc::ptr_eq(it.mapping.chunk(), chunk);
+                let same = entries.iter().filter(|(at, it)| **at != address && same(it));
+                same.map(|(at, _)| *at).collect()
+            }
+        };
+        if chunk.props() != props
             || entry.is_elsewhere()
-            || others.into_iter().any(|(_, other)| !other.gates.is_empty())
+            || others.iter().any(|at| entries.get(at).is_some_and(|it| !it.gates.is_empty()))
         {
             return Some(None);
         }
-        let before = entries.len();
-        let Entry { mapping, gates, .. } = entries.remove(at);
+        let Entry { mapping, gates, .. } = entries.remove(&address)?;
         // The chunk is counted where it stands, and nowhere else.
-        let aliases = entries.extract_if(.., |it| is_same(it)).map(|it| it.mapping).collect();
-        self.count.fetch_sub(before - entries.len(), Ordering::Relaxed);
+        let others = others.iter().filter_map(|at| entries.remove(at));
+        let aliases: Vec<Mapping> = others.map(|it| it.mapping).collect();
+        self.count.fetch_sub(1 + aliases.len(), Ordering::Relaxed);
         Some(Some(Returned { mapping, gates, aliases }))
     }
 
@@ -109,7 +116,7 @@ impl Leaving {
     }
 
     /// What is on its way.
-    pub(crate) fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
+    pub(crate) fn entries(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
         self.entries.lock()
     }
 
@@ -117,7 +124,7 @@ impl Leaving {
     pub(crate) fn bytes(&self) -> u64 {
         let entries = self.entries.lock();
         let mut known: HashSet<*const Chunk> = HashSet::new();
-        let mappings = entries.iter().filter(|it| !it.is_elsewhere()).map(|it| &it.mapping);
+        let mappings = entries.values().filter(|it| !it.is_elsewhere()).map(|it| &it.mapping);
         mappings.filter(|it| known.insert(Arc::as_ptr(it.chunk()))).map(Mapping::bytes).sum()
     }
 
@@ -139,7 +146,7 @@ impl Leaving {
                 let alone = self.sweep.lock();
                 self.sweep_once(keeper, depot, turn);
                 drop(alone);
-                let pending = Pending::of(self.entries.lock().iter().flat_map(|it| &it.gates));
+                let pending = Pending::of(self.entries.lock().values().flat_map(|it| &it.gates));
                 if pending.wait(&keeper.events) {
                     let _alone = self.sweep.lock();
                     self.sweep_once(keeper, depot, turn);
@@ -159,10 +166,11 @@ impl Leaving {
     /// sweeps. Returns whether there is none left: a capture of the stream is in the way of it.
     pub(crate) fn is_done_with(&self, keeper: &Device, depot: &Depot, stream: StreamId) -> bool {
         let _alone = self.sweep.lock();
-        let mut due = self.entries.lock().iter().any(|it| it.is_due_on(stream));
+        let is_due = || self.entries.lock().values().any(|it| it.is_due_on(stream));
+        let mut due = is_due();
         if due {
             self.sweep_once(keeper, depot, Turn::Requester);
-            due = self.entries.lock().iter().any(|it| it.is_due_on(stream));
+            due = is_due();
         }
         !due
     }
@@ -177,11 +185,11 @@ impl Leaving {
         let kept = match RelaxedCapture::enter(&keeper.driver) {
             Ok(_relaxed) => {
                 let mut asker = Asker::new(&keeper.events);
-                let mut kept = Vec::new();
-                for entry in entries {
+                let mut kept = BTreeMap::new();
+                for (address, entry) in entries {
                     match entry.leave(&mut asker, turn) {
                         Ok(chunk) => depot.settle(chunk, turn),
-                        Err(entry) => kept.push(entry),
+                        Err(entry) => drop(kept.insert(address, entry)),
                     }
                 }
                 asker.finish();
@@ -208,7 +216,7 @@ impl Leaving {
             tracing::debug!(%error, "captures are not kept from harm");
         }
         let (held_up, done): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(Entry::is_held_up_by_a_capture);
+            entries.into_values().partition(Entry::is_held_up_by_a_capture);
         drop(done); // each mapping unmaps itself
         if !held_up.is_empty() {
             tracing::debug!(mappings = held_up.len(), "a capture outlives its pool");

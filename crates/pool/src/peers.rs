@@ -2,15 +2,16 @@
 //!
 //! Only pairs that somebody named are touched. The first grant of a pair brings its link up, about
 //! 1 ms, and the link stays up as long as one mapping is granted: so each pair keeps an *anchor*, one
-//! small mapping. The anchors of one owner are aliases of one chunk.
+//! small mapping. The anchors of one owner are aliases of one chunk. An owner that has no memory left
+//! for it goes without: see [`Sample`].
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use vmm_sys::object::{Chunk, Mapping, Range, RelaxedCapture};
 use vmm_sys::{AccessGrant, DeviceId, DriverError};
 
-use crate::depot::Shortage;
+use crate::depot::{Footing, Shortage};
 use crate::device::Device;
 use crate::elastic::error::{ElasticError, PeerFault};
 use crate::error::Error;
@@ -21,6 +22,9 @@ use crate::turn::Turn;
 
 /// Bytes that are written by the owner and read by its peer.
 const PATTERN_BYTES: usize = 4096;
+
+/// How often bytes that are in use are read anew, since somebody wrote meanwhile.
+const SAMPLES_MAX: u32 = 8;
 
 /// The pairs that somebody named.
 #[derive(Debug, Default)]
@@ -39,6 +43,14 @@ struct State {
     /// Mappings of these chunks that nobody wants, and that the driver did not let go of. The chunk
     /// counts as an anchor until they are gone.
     leftovers: Vec<(DeviceId, Mapping)>,
+}
+
+/// A chunk of the owner that stands in a buffer. Where there is no memory for an anchor, a pair is tried by
+/// reading it: an alias of it for a moment, and nothing is written. That the same bytes are read proves
+/// less than bytes that were written for it, so the pair counts as untried still.
+pub(crate) struct Sample {
+    pub(crate) chunk: Arc<Chunk>,
+    pub(crate) footing: Weak<Footing>,
 }
 
 /// What is known of a pair.
@@ -78,6 +90,17 @@ impl Peers {
         owner: DeviceId,
         accessor: DeviceId,
     ) -> Result<(), Error> {
+        self.ensure_by(places, owner, accessor, || None)
+    }
+
+    /// The same for who has memory of `owner` to try it with, should there be none for an anchor.
+    pub(crate) fn ensure_by(
+        &self,
+        places: &Places,
+        owner: DeviceId,
+        accessor: DeviceId,
+        sample: impl FnOnce() -> Option<Sample>,
+    ) -> Result<(), Error> {
         let works = || self.verdict(owner, accessor) == PeerVerdict::Works;
         if owner == accessor || works() {
             return Ok(());
@@ -88,8 +111,15 @@ impl Peers {
             return Ok(());
         }
         self.settle_leftovers(device);
-        let chunk = self.chunk(device)?;
-        let tried = try_pair(device, accessor, chunk).map_err(|(trouble, leftover)| {
+        let chunk = match self.chunk(device) {
+            Ok(chunk) => chunk,
+            Err(error) if error.is_out_of_memory() => {
+                let Some(sample) = sample() else { return Err(error) };
+                return self.sample(device, accessor, sample).unwrap_or(Err(error));
+            }
+            Err(error) => return Err(error),
+        };
+        let tried = try_pair(device, accessor, chunk, written).map_err(|(trouble, leftover)| {
             let leftover = leftover.map(|mapping| (owner, mapping));
             self.state.lock().leftovers.extend(leftover);
             trouble
@@ -101,11 +131,35 @@ impl Peers {
                 (Some(Found::Fails(cause)), Err(error.into()))
             }
             Err(Trouble::Error(error)) => (None, Err(error.into())),
+            // Only of a sample.
+            Err(Trouble::Unsteady) => (None, Ok(())),
         };
         if let Some(found) = found {
             self.state.lock().pairs.insert((owner, accessor), found);
         }
         self.drop_unused_chunk(device);
+        answer
+    }
+
+    /// Tries a pair by memory that is in use. `None` if the bytes do not keep still.
+    fn sample(
+        &self,
+        device: &Device,
+        accessor: DeviceId,
+        Sample { chunk, footing }: Sample,
+    ) -> Option<Result<(), Error>> {
+        let owner = device.plan.device;
+        let (alias, answer) = match try_pair(device, accessor, chunk, standing) {
+            Ok(alias) => (unmap(alias), Some(Ok(()))),
+            Err((Trouble::Unsteady, alias)) => (alias, None),
+            Err((Trouble::Error(error), alias)) => (alias, Some(Err(error.into()))),
+            Err((Trouble::Fault(cause), alias)) => {
+                let error = ElasticError::NoPeer { accessor, owner, cause: cause.clone() };
+                self.state.lock().pairs.insert((owner, accessor), Found::Fails(cause));
+                (alias, Some(Err(error.into())))
+            }
+        };
+        device.depot.leaving.add_shared(alias.into_iter(), Vec::new(), &footing);
         answer
     }
 
@@ -205,6 +259,8 @@ enum Trouble {
     Fault(PeerFault),
     /// It says nothing about the pair.
     Error(DriverError),
+    /// Nor does this: somebody writes meanwhile.
+    Unsteady,
 }
 
 impl From<DriverError> for Trouble {
@@ -217,12 +273,16 @@ impl From<DriverError> for Trouble {
     }
 }
 
-/// Maps the owner's chunk, lets both use it, and has the accessor read what the owner wrote. A failure may
-/// leave a mapping.
+/// What the owner and the accessor of a mapping read, by their ordinals.
+type Read = fn(&Range, DeviceId, DeviceId) -> Result<(Vec<u8>, Vec<u8>), Trouble>;
+
+/// Maps the owner's chunk, lets both use it, and has the accessor read what the owner has there. A failure
+/// may leave a mapping.
 fn try_pair(
     device: &Device,
     accessor: DeviceId,
     chunk: Arc<Chunk>,
+    read: Read,
 ) -> Result<Mapping, (Trouble, Option<Mapping>)> {
     let (driver, owner, turn) = (&device.driver, device.plan.device, Turn::Requester);
     let span = tracing::debug_span!("vmm_pool.peer", owner = owner.0, accessor = accessor.0);
@@ -231,7 +291,7 @@ fn try_pair(
     let error = |error| (Trouble::Error(error), None);
     let range = turn.with(|| Range::reserve(driver, bytes, bytes, 0)).map_err(error)?;
     let mapping = turn.with(|| Mapping::map(&range, 0, chunk)).map_err(error)?;
-    let checked = check(device, accessor, &range, &mapping);
+    let checked = check(device, accessor, &range, &mapping, read);
     match checked {
         Ok(()) => Ok(mapping),
         Err(trouble) => Err((trouble, unmap(mapping))),
@@ -243,17 +303,14 @@ fn check(
     accessor: DeviceId,
     range: &Range,
     mapping: &Mapping,
+    read: Read,
 ) -> Result<(), Trouble> {
     let (owner, turn) = (device.plan.device, Turn::Requester);
     let own = [AccessGrant::read_write(owner)];
     turn.with(|| mapping.set_access(&own)).map_err(Trouble::Error)?;
     turn.with(|| mapping.set_access(&[AccessGrant::read_write(accessor)]))?;
     let _relaxed = RelaxedCapture::enter(&device.driver).map_err(Trouble::Error)?;
-    let first = (owner.0 << 4 ^ accessor.0) as u8;
-    let expected: Vec<u8> = (0..PATTERN_BYTES).map(|at| first.wrapping_add(at as u8 | 1)).collect();
-    range.write(owner, 0, &expected).map_err(Trouble::Error)?;
-    let mut found = vec![0; PATTERN_BYTES];
-    range.read(accessor, 0, &mut found)?;
+    let (expected, found) = read(range, owner, accessor)?;
     let wrong = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
     match wrong {
         0 => Ok(()),
@@ -262,6 +319,39 @@ fn check(
             Err(Trouble::Fault(PeerFault::WrongBytes { wrong, bytes }))
         }
     }
+}
+
+/// The owner writes bytes, the accessor reads them.
+fn written(
+    range: &Range,
+    owner: DeviceId,
+    accessor: DeviceId,
+) -> Result<(Vec<u8>, Vec<u8>), Trouble> {
+    let first = (owner.0 << 4 ^ accessor.0) as u8;
+    let expected: Vec<u8> = (0..PATTERN_BYTES).map(|at| first.wrapping_add(at as u8 | 1)).collect();
+    range.write(owner, 0, &expected).map_err(Trouble::Error)?;
+    let mut found = vec![0; PATTERN_BYTES];
+    range.read(accessor, 0, &mut found)?;
+    Ok((expected, found))
+}
+
+/// Both read what is there, while it keeps still.
+fn standing(
+    range: &Range,
+    owner: DeviceId,
+    accessor: DeviceId,
+) -> Result<(Vec<u8>, Vec<u8>), Trouble> {
+    let (mut before, mut after) = (vec![0; PATTERN_BYTES], vec![0; PATTERN_BYTES]);
+    let mut found = vec![0; PATTERN_BYTES];
+    for _ in 0..SAMPLES_MAX {
+        range.read(owner, 0, &mut before).map_err(Trouble::Error)?;
+        range.read(accessor, 0, &mut found)?;
+        range.read(owner, 0, &mut after).map_err(Trouble::Error)?;
+        if before == after {
+            return Ok((before, found));
+        }
+    }
+    Err(Trouble::Unsteady)
 }
 
 /// Takes an anchor away; its chunk stays with [`Peers`]. Gives it, if the driver refuses.

@@ -67,7 +67,7 @@ pub(crate) fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
     let leaving = device.depot.leaving.entries();
     retired
         .map(|entry| &entry.mapping)
-        .chain(leaving.iter().filter(|it| !it.is_elsewhere()).map(|entry| &entry.mapping))
+        .chain(leaving.values().filter(|it| !it.is_elsewhere()).map(|entry| &entry.mapping))
         .filter(|mapping| known.insert(Arc::as_ptr(mapping.chunk())))
         .map(Mapping::bytes)
         .sum()

@@ -7,10 +7,10 @@ mod common;
 use std::time::Duration;
 
 use common::elastic::{G, Machine, check_bytes, machine, with_host, written};
-use vmm_pool::{Contents, MigrationState, Place, Pool};
+use vmm_pool::{Budget, Contents, ElasticError, MigrationState, Place, Pool};
 use vmm_sys::object::Stream;
-use vmm_sys::sim::{FaultPlan, TimeMode};
-use vmm_sys::{Call, CaptureMode, DeviceId, ResultCode};
+use vmm_sys::sim::{FaultPlan, Link, TimeMode};
+use vmm_sys::{Access, Call, CaptureMode, DeviceId, ResultCode};
 
 const LONG: Duration = Duration::from_secs(20);
 const HOME: DeviceId = DeviceId(0);
@@ -125,4 +125,73 @@ fn a_copy_of_a_move_that_failed_is_waited_for_though_questions_about_it_fail() {
         drop(buffer);
         machine.end();
     }
+}
+
+/// A device without memory for an anchor is left all the same: the pair is tried by what is there.
+#[test]
+fn a_buffer_moves_off_a_device_that_has_no_memory_for_an_anchor() {
+    for (by_budget, grants) in [(false, false), (true, false), (false, true)] {
+        let machine = machine(
+            2,
+            |sim| if by_budget { sim } else { sim.device_bytes_of(0, 4 * G) },
+            |pool| if by_budget { pool.budget(HOME, Budget::new(4 * G)) } else { pool },
+        );
+        let buffer = written(&machine, 4);
+        if grants {
+            buffer.grant(AWAY, Access::Read).unwrap();
+            let mut found = [1; 64];
+            buffer.read_by(AWAY, 0, &mut found).unwrap();
+            assert_eq!(found[..4], [0, 1, 2, 3]);
+        }
+        buffer.migrate(AWAY).unwrap();
+        check_bytes(&buffer, 4);
+        assert_eq!(machine.stats(0).elastic_bytes, 0);
+        assert_eq!(machine.stats(0).anchor_bytes, 0);
+        // With memory left again, the pair is tried as ever.
+        let other = machine.buffer(0, 4 * G);
+        other.grow_to(G).unwrap();
+        other.grant(AWAY, Access::Read).unwrap();
+        assert_eq!(machine.stats(0).anchor_bytes, G);
+        drop((other, buffer));
+        machine.end();
+    }
+}
+
+#[test]
+fn a_move_off_a_full_device_that_fails_at_any_call_leaves_everything_as_it_was() {
+    for k in 1.. {
+        // The move back would leave an anchor on the device: each begins anew.
+        let machine = machine(2, |sim| sim.device_bytes_of(0, 2 * G), |pool| pool);
+        let buffer = written(&machine, 2);
+        let before = machine.picture(&buffer);
+        machine.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).at(k).once());
+        let moved = buffer.migrate(AWAY);
+        machine.sim.clear_faults();
+        let fired = machine.sim.faults_fired() > 0;
+        if moved.is_err() {
+            assert_eq!(machine.picture(&buffer), before, "call {k} failed");
+        }
+        check_bytes(&buffer, 2);
+        drop(buffer);
+        machine.pool.trim(HOME).unwrap();
+        machine.pool.trim(AWAY).unwrap();
+        machine.end();
+        if !fired {
+            assert!(moved.is_ok() && k > 20, "{k}");
+            return;
+        }
+    }
+}
+
+/// A pair that does not work is found out without an anchor too.
+#[test]
+fn a_full_device_does_not_hide_a_pair_that_does_not_work() {
+    let machine = machine(2, |sim| sim.device_bytes_of(0, 2 * G).links(Link::None), |pool| pool);
+    let buffer = written(&machine, 2);
+    let before = machine.picture(&buffer);
+    let error = buffer.migrate(AWAY).unwrap_err();
+    assert!(matches!(error, vmm_pool::Error::Elastic(ElasticError::NoPeer { .. })), "{error}");
+    assert_eq!(machine.picture(&buffer), before);
+    drop(buffer);
+    machine.end();
 }

@@ -338,3 +338,17 @@ fn what_kept_contents_is_granted_once_and_given_back_when_memory_is_short() {
     drop((other, buffer));
     machine.end();
 }
+
+#[test]
+fn an_empty_buffer_cannot_keep_contents_where_no_place_is() {
+    let machine = machine(1, |sim| sim, |pool| pool);
+    let buffer = machine.buffer(0, 4 * G);
+    for _ in 0..2 {
+        let error = buffer.sleep(Contents::Kept { node: 0 }, Duration::ZERO).unwrap_err();
+        assert!(matches!(error, Error::Elastic(ElasticError::UnknownPlace { .. })), "{error}");
+        assert_eq!(buffer.asleep(), None);
+        buffer.grow_to(G).unwrap();
+    }
+    drop(buffer);
+    machine.end();
+}

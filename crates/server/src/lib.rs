@@ -9,6 +9,7 @@
 pub mod backend;
 pub mod cache;
 pub mod clock;
+pub mod compare;
 pub mod engine;
 pub mod fleet;
 pub mod http;

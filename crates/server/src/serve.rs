@@ -70,7 +70,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub max_running: u32,
-    /// Requests of a model that wait at a time, at most.
+    /// Requests of a model that wait at a time beside those that could run, at most.
     #[arg(long, value_name = "N", default_value_t = 256)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub max_waiting: u32,

@@ -64,7 +64,7 @@ fn a_byte_that_changes_fails_the_request_and_no_other() {
 fn too_many_are_refused_with_the_numbers_and_nothing_is_lost() {
     for form in forms() {
         let (rig, spec) = (Rig::new(LIMIT), tiny());
-        let set = EngineSettings { max_waiting: 3, ..EngineSettings::default() };
+        let set = EngineSettings { max_running: 2, max_waiting: 1, ..EngineSettings::default() };
         let mut engine = rig.engine(&spec, &rig.cache(form, &spec), set);
         let asked: Vec<Asked> = (0..8).map(|i| Asked::nth(&mut engine, i, 50, 10)).collect();
         run(&mut engine);
@@ -183,5 +183,91 @@ fn a_request_that_finds_no_memory_for_too_long_is_refused_with_the_pools_words()
         drop(engine);
         rig.pool.close_lane(&rig.stream);
         rig.check_empty();
+    }
+}
+
+/// Requests run while another tenant of the pool takes what is left, and later gives it back.
+fn squeezed(form: Form, host_bytes: u64) -> Counts {
+    let (rig, spec) = (Rig::new(48 << 20), tiny());
+    let mut cache = rig.cache(form, &spec);
+    cache.host_bytes = host_bytes;
+    cache.keep_idle_bytes = 4 << 20;
+    let set = EngineSettings { patience_us: 1e9, ..EngineSettings::default() };
+    let mut engine = rig.engine(&spec, &cache, set);
+    // More than 4 MiB each at the end: all together do not fit beside the tenant.
+    let asked: Vec<Asked> = (0..8).map(|i| Asked::nth(&mut engine, i, 200, 4000)).collect();
+    for _ in 0..50 {
+        engine.tick();
+    }
+    let lane = rig.pool.lane(&rig.stream).unwrap();
+    let mut hog = Vec::new();
+    while let Ok(buffer) = lane.alloc(2 << 20) {
+        hog.push(buffer);
+    }
+    assert!(hog.len() >= 3, "{form:?} took everything: {}", hog.len());
+    for tick in 0..4000 {
+        engine.tick();
+        if tick % 100 == 0 {
+            engine.cache().verify().unwrap();
+        }
+    }
+    drop(hog);
+    run(&mut engine);
+    asked.iter().for_each(|it| it.check_right(&spec));
+    rig.pool.verify().unwrap();
+    let counts = *engine.counts();
+    drop((engine, lane));
+    rig.pool.close_lane(&rig.stream);
+    rig.check_empty();
+    counts
+}
+
+#[test]
+fn a_cache_that_is_squeezed_parks_and_comes_back() {
+    for form in [Form::Contiguous, Form::Paged] {
+        let counts = squeezed(form, 64 << 20);
+        assert!(counts.parked > 0, "{form:?}: {counts:?}");
+        assert_eq!((counts.resumed, counts.finished), (counts.parked, 8), "{form:?}: {counts:?}");
+    }
+}
+
+#[test]
+fn without_host_memory_it_is_written_anew() {
+    for form in [Form::Contiguous, Form::Paged] {
+        let counts = squeezed(form, 0);
+        assert!(counts.dropped > 0 && counts.parked == 0, "{form:?}: {counts:?}");
+        assert_eq!(counts.finished, 8);
+        assert!(counts.prompt_tokens > 8 * 200, "written anew: {counts:?}");
+    }
+}
+
+#[test]
+fn a_neighbour_that_lends_lets_more_run_and_steps_take_longer() {
+    for form in [Form::Contiguous, Form::Paged] {
+        let peak = |borrows| {
+            let (rig, spec) = (Rig::new(16 << 20), tiny());
+            let mut cache = rig.cache(form, &spec);
+            cache.borrows = borrows;
+            let mut engine = rig.engine(&spec, &cache, EngineSettings::default());
+            let asked: Vec<Asked> = (0..24).map(|i| Asked::nth(&mut engine, i, 1000, 20)).collect();
+            let (mut most, mut step_us, mut borrowed) = (0, 0.0, 0);
+            loop {
+                match engine.tick() {
+                    Tick::Stepped(figures) => step_us = figures.step_us.max(step_us),
+                    Tick::Stuck => panic!("nobody else has memory"),
+                    Tick::Idle => break,
+                }
+                let figures = engine.figures();
+                most = most.max(figures.running);
+                borrowed = borrowed.max(figures.cache.borrowed_bytes);
+            }
+            asked.iter().for_each(|it| it.check_right(&spec));
+            drop(engine);
+            rig.check_empty();
+            (most, borrowed, step_us)
+        };
+        let ((alone, none, step_us), (more, borrowed, longer_us)) = (peak(false), peak(true));
+        assert!(more > alone && none == 0 && borrowed > 0, "{form:?}: {alone} {more} {borrowed}");
+        assert!(longer_us > step_us, "{form:?}: {step_us} {longer_us}");
     }
 }

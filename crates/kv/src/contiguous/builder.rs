@@ -183,7 +183,7 @@ impl ContiguousBuilder {
         let core = Arc::new(core);
         let bell = core.memory.bell.clone();
         let grower = self.background.then(|| Grower::start(core.clone(), bell));
-        let _hook = helper(&core);
-        Ok(ContiguousCache(Arc::new(Handle { _grower: grower, core })))
+        let hook = self.pool.on_shortage(helper(&core));
+        Ok(ContiguousCache(Arc::new(Handle { _hook: hook, _grower: grower, core })))
     }
 }

@@ -211,6 +211,10 @@ impl Core {
     }
 
     fn grow_ahead(&self, held: &Held<'_>, wants: &[(u32, u64)]) {
+        let missing = |&(slot, chunks): &(u32, u64)| {
+            self.geometry.bytes(chunks.saturating_sub(self.books().stands(slot)))
+        };
+        let has_room = |wants: &[(u32, u64)]| self.memory.has_room(wants.iter().map(missing).sum());
         let grow = |wants: &[(u32, u64)]| match self.grow(held, wants) {
             Ok(0) => true,
             Ok(_) => {
@@ -222,9 +226,14 @@ impl Core {
                 false
             }
         };
-        if !wants.is_empty() && !grow(wants) {
-            // The first that fails is not the last.
-            let _ = wants.iter().take_while(|want| grow(&[**want])).count();
+        if wants.is_empty() || has_room(wants) && grow(wants) {
+            return;
+        }
+        for want in wants {
+            // Where there is none for one there is none for others.
+            if !has_room(&[*want]) || !grow(&[*want]) {
+                break;
+            }
         }
     }
 

@@ -58,16 +58,12 @@ impl ContiguousCache {
     /// What the cache could still take.
     pub fn room(&self) -> KvRoom {
         let core = self.core();
-        let (sequences, idle_bytes, mappings) = {
+        let (sequences, idle_bytes) = {
             let books = core.books();
-            let idle_bytes = core.geometry.bytes(books.idle());
-            (books.free_count(), idle_bytes, core.geometry.mappings(books.standing()))
+            (books.free_count(), core.geometry.bytes(books.idle()))
         };
-        let shape = core.geometry.layout.shape();
-        {
-            let _ = (shape, idle_bytes, mappings);
-            KvRoom { sequences, ..KvRoom::default() }
-        }
+        let token_bytes = core.geometry.layout.shape().token_bytes();
+        core.memory.room(token_bytes, idle_bytes, sequences)
     }
 
     /// How many sequences of `mean_tokens` a cache of this layout could have at once, by addresses and
@@ -76,16 +72,13 @@ impl ContiguousCache {
     pub fn capacity(&self, mean_tokens: u64) -> KvCapacity {
         let core = self.core();
         let geometry = &core.geometry;
-        let (mut reserved_bytes, mut mappings) = (0u64, 0u64);
-        for (_, device) in core.memory.pool.stats().devices {
-            reserved_bytes = reserved_bytes.saturating_add(device.reserved_bytes);
-        }
-        for buffer in core.memory.pool.elastic_stats() {
-            mappings += buffer.committed_bytes / buffer.chunk_bytes;
-        }
+        let devices = core.memory.pool.stats().devices;
+        let reserved = devices.iter().map(|(_, device)| device.reserved_bytes);
+        let reserved_bytes = reserved.fold(0, u64::saturating_add);
         let stats = core.memory.buffer.stats();
         let others_bytes = reserved_bytes.saturating_sub(stats.reserved_bytes);
-        let others_mappings = mappings.saturating_sub(stats.committed_bytes / stats.chunk_bytes);
+        let own_mappings = stats.committed_bytes / stats.chunk_bytes;
+        let others_mappings = core.memory.mappings().saturating_sub(own_mappings);
         let each = geometry.mappings(geometry.chunks_for(mean_tokens)).max(1);
         KvCapacity {
             by_addresses: ADDRESS_SPACE_BYTES.saturating_sub(others_bytes)

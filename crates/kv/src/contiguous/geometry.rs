@@ -67,11 +67,6 @@ impl Geometry {
         chunks * self.parts
     }
 
-    /// How many chunks of each part are needed to have so many bytes.
-    pub(super) fn chunks_of_bytes(&self, bytes: u64) -> u64 {
-        bytes.div_ceil(self.bytes(1))
-    }
-
     /// The addresses of a slot, from the start of the buffer.
     pub(super) fn span(&self, slot: u32) -> Range<u64> {
         let bytes = self.layout.span_bytes();

@@ -44,7 +44,7 @@ mod verify;
 use std::fmt;
 use std::sync::Arc;
 
-use vmm_pool::{ElasticBuffer, Use};
+use vmm_pool::{ElasticBuffer, ShortageHook, Use};
 use vmm_sys::object::Stream;
 
 pub use builder::ContiguousBuilder;
@@ -61,7 +61,7 @@ use crate::shortage::{EvictionHook, KvShortage};
 /// What keeps a cache open: its handles and its sequences.
 struct Handle {
     /// Asked by the pool for idle memory. Dropped first: nobody asks a cache that ends.
-    //WAIT _hook: ShortageHook,
+    _hook: ShortageHook,
     /// The thread has let the cache go when this is dropped.
     _grower: Option<Grower>,
     core: Arc<Core>,

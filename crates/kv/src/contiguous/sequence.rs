@@ -95,14 +95,8 @@ impl Sequence {
     #[inline]
     pub fn append(&mut self, n: u64) -> Result<u64, KvError> {
         let first = self.tokens;
-        match first.checked_add(n) {
-            Some(end) if end <= self.ready_tokens => self.set_tokens(end),
-            _ => {
-                self.append_slowly(n)?;
-                if self.asks_ahead() {
-                    self.core().wake();
-                }
-            }
+        if self.append_quietly(n)? {
+            self.core().wake();
         }
         Ok(first)
     }
@@ -116,10 +110,7 @@ impl Sequence {
                 self.set_tokens(end);
                 Ok(false)
             }
-            _ => {
-                self.append_slowly(n)?;
-                Ok(self.asks_ahead())
-            }
+            _ => self.append_slowly(n),
         }
     }
 
@@ -130,7 +121,7 @@ impl Sequence {
     }
 
     #[cold]
-    fn append_slowly(&mut self, n: u64) -> Result<(), KvError> {
+    fn append_slowly(&mut self, n: u64) -> Result<bool, KvError> {
         let max_tokens = self.core().geometry.max_tokens();
         let tokens = self.tokens.saturating_add(n);
         if tokens > max_tokens {
@@ -139,17 +130,18 @@ impl Sequence {
         if self.is_parked {
             return Err(KvError::Parked);
         }
-        if n > 0 {
-            self.own_end()?;
+        if n == 0 {
+            return Ok(false);
         }
+        self.own_end()?;
         if self.committed_tokens() < tokens {
             self.core().need(self.number, tokens)?;
         }
         self.set_tokens(tokens);
-        Ok(())
+        Ok(self.asks_ahead())
     }
 
-    /// Finds out up to where there is nothing to do. Returns whether it asked for more beyond.
+    /// Finds out up to where there is nothing to do, all of it being the sequence's own to write. Returns whether it asked for more beyond.
     fn asks_ahead(&mut self) -> bool {
         let core = &*self.handle.core;
         let usable_chunks = self.slot.usable_chunks();

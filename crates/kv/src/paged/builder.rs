@@ -14,7 +14,7 @@ use crate::error::KvError;
 use crate::grower::{Bell, Grower};
 use crate::hands::Hands;
 use crate::layout::{BlockLayout, KvShape};
-use crate::memory::{Counts, Lending, Memory};
+use crate::memory::{Counts, Lending, Memory, helper};
 use crate::shortage::Hooks;
 
 /// Chunks that whole blocks fill are not made longer than that, in bytes: the length of a long chunk
@@ -168,7 +168,8 @@ impl PagedBuilder {
         shared.keep_idle_bytes = self.keep_idle_bytes;
         let shared = Arc::new(shared);
         let grower = self.background.then(|| Grower::start(shared.clone(), bell));
-        Ok(PagedCache::new(shared, grower))
+        let hook = self.pool.on_shortage(helper(&shared));
+        Ok(PagedCache::new(shared, grower, hook))
     }
 
     fn chunk_length(&self, layout: &BlockLayout) -> Result<u64, KvError> {

@@ -1,11 +1,9 @@
 //! [`PagedCache`]: the handle of a paged cache.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use vmm_pool::{ElasticBuffer, Error, Pool, Use};
+use vmm_pool::{ElasticBuffer, Pool, ShortageHook, Use};
 use vmm_sys::object::Stream;
 
 use super::builder::PagedBuilder;
@@ -16,7 +14,6 @@ use crate::error::KvError;
 use crate::grower::Grower;
 use crate::layout::{BlockLayout, KvShape};
 use crate::shortage::{EvictionHook, KvShortage};
-use crate::stats::KvStats;
 
 /// A KV cache of fixed blocks, in one elastic buffer: block `b` lies `b * block_bytes` behind
 /// [`address`](PagedCache::address), for as long as the cache lives. Memory comes to the lowest blocks
@@ -25,12 +22,20 @@ use crate::stats::KvStats;
 /// It belongs to one stream, as a lane does: blocks that a sequence leaves are given to others at once,
 /// whose work comes later in that stream. Work of other streams is ordered by the caller.
 ///
-/// Clones are the same cache. Its thread ends with the last of them; sequences go on.
+/// Clones are the same cache. With the last of them its thread ends, and the pool asks it for idle memory
+/// no more; sequences go on.
 #[derive(Clone)]
 pub struct PagedCache {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// Held for its `Drop`.
-    _grower: Option<Arc<Grower>>,
+    _ends: Arc<Ends>,
+}
+
+/// What ends with the last handle.
+struct Ends {
+    _grower: Option<Grower>,
+    /// The pool asks for idle memory.
+    _hook: ShortageHook,
 }
 
 impl PagedCache {
@@ -39,8 +44,12 @@ impl PagedCache {
         PagedBuilder::new(pool, stream, shape)
     }
 
-    pub(super) fn new(shared: Arc<Shared>, grower: Option<Grower>) -> PagedCache {
-        PagedCache { shared, _grower: grower.map(Arc::new) }
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        grower: Option<Grower>,
+        hook: ShortageHook,
+    ) -> PagedCache {
+        PagedCache { shared, _ends: Arc::new(Ends { _grower: grower, _hook: hook }) }
     }
 
     /// The device address of block 0, the same for the cache's whole life.
@@ -118,63 +127,6 @@ impl PagedCache {
         hook: impl Fn(&KvShortage) -> bool + Send + Sync + 'static,
     ) -> EvictionHook {
         self.shared.memory.hooks.add(hook)
-    }
-
-    /// The figures.
-    pub fn stats(&self) -> KvStats {
-        let counts = &self.shared.memory.counts;
-        let block_bytes = self.layout().block_bytes();
-        let state = self.shared.state();
-        let mut stats = KvStats::default();
-        for (_, table) in &state.tables {
-            stats.sequences += 1;
-            stats.tokens += table.tokens.load(Ordering::Relaxed);
-            stats.parked_sequences += u64::from(table.is_parked);
-        }
-        let host = state.host.as_ref();
-        let on_host = host.map_or(0, |host| host.owned_blocks());
-        let owned_bytes = (state.device.owned_blocks() + on_host) * block_bytes;
-        stats.committed_bytes =
-            state.device.standing_bytes() + host.map_or(0, |host| host.standing_bytes());
-        stats.live_bytes = stats.tokens * self.layout().shape().token_bytes();
-        stats.slack_bytes = (state.entries * block_bytes).saturating_sub(stats.live_bytes);
-        stats.shared_bytes = state.entries * block_bytes - owned_bytes;
-        stats.idle_bytes = stats.committed_bytes - owned_bytes;
-        stats.parked_bytes = on_host * block_bytes;
-        stats.mappings = stats.committed_bytes / self.buffer().chunk_bytes();
-        drop(state);
-        stats.background_growths = counts.background_growths.load(Ordering::Relaxed);
-        stats.foreground_growths = counts.foreground_growths.load(Ordering::Relaxed);
-        stats.evictions = counts.evictions.load(Ordering::Relaxed);
-        stats
-    }
-
-    /// Walks the whole cache and checks that every block has the owners that it counts, that memory stands
-    /// behind all of them, and that the buffer has the memory that the cache thinks. For tests:
-    /// it waits for whoever changes the memory, and nobody may change the buffer behind the cache's back.
-    ///
-    /// # Errors
-    /// The first that does not hold, in words.
-    pub fn verify(&self) -> Result<(), String> {
-        let _hands = self.shared.memory.hands.take().map_err(|error: Error| error.to_string())?;
-        let expected: BTreeSet<u64> = {
-            let state = self.shared.state();
-            state.verify(self.layout().block_tokens())?;
-            let host = state.host.iter().flat_map(|host| host.standing_offsets());
-            state.device.standing_offsets().chain(host).collect()
-        };
-        let stats = self.stats();
-        if !stats.adds_up() {
-            return Err(format!("figures do not add up: {stats:?}"));
-        }
-        if self.buffer().stats().asleep.is_some() {
-            return Ok(());
-        }
-        let found: BTreeSet<u64> = self.buffer().pieces().iter().map(|it| it.offset).collect();
-        match found == expected {
-            true => Ok(()),
-            false => Err(format!("memory stands at {found:?}, the cache thinks at {expected:?}")),
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use vmm_pool::{ElasticError, Error, Growth, Place};
+use vmm_pool::{ElasticError, Error, Growth, LenderRoom, Place};
 
 use super::state::State;
 use super::zone::Zone;
@@ -12,7 +12,7 @@ use crate::error::KvError;
 use crate::grower::Chores;
 use crate::hands::Held;
 use crate::layout::BlockLayout;
-use crate::memory::{Form, Memory, Need, count, is_shortage};
+use crate::memory::{Form, Lending, Memory, Need, count, is_shortage};
 
 /// What the handles of a cache share.
 pub(super) struct Shared {
@@ -104,9 +104,16 @@ impl Shared {
 
     /// Holds so many blocks, for so many tokens: free ones, else ones whose memory comes now.
     pub(super) fn obtain(&self, blocks: u64, tokens: u64) -> Result<Vec<u32>, KvError> {
-        if let Some(held) = self.hold(Side::Device, blocks) {
-            return Ok(held);
-        }
+        let held = match self.hold(Side::Device, blocks) {
+            Some(held) => held,
+            None => self.obtain_with_growth(blocks, tokens)?,
+        };
+        let free_blocks = self.state().device.free_blocks();
+        self.after_taking(free_blocks);
+        Ok(held)
+    }
+
+    fn obtain_with_growth(&self, blocks: u64, tokens: u64) -> Result<Vec<u32>, KvError> {
         let need = Need { tokens, bytes: blocks * self.layout.block_bytes() };
         self.with_room(need, |hands| {
             loop {
@@ -114,7 +121,7 @@ impl Shared {
                     return Ok(held);
                 }
                 // Who appends meanwhile may take what came.
-                if self.grow(hands, Side::Device, blocks)? {
+                if self.grow(hands, Side::Device, blocks, u64::MAX)? {
                     count(&self.memory.counts.foreground_growths);
                     self.discouraged.store(false, Ordering::Relaxed);
                 }
@@ -129,7 +136,7 @@ impl Shared {
             if let Some(held) = self.hold(Side::Host, blocks) {
                 return Ok(held);
             }
-            self.grow(&hands, Side::Host, blocks).map_err(|cause| {
+            self.grow(&hands, Side::Host, blocks, u64::MAX).map_err(|cause| {
                 let bytes = blocks * self.layout.block_bytes();
                 let tokens = blocks * u64::from(self.layout.block_tokens());
                 match is_shortage(&cause) {
@@ -146,17 +153,18 @@ impl Shared {
         if zone.free_blocks() < blocks {
             return None;
         }
-        let held = (0..blocks).map_while(|_| zone.take_held()).collect();
-        let free_blocks = zone.free_blocks();
-        drop(state);
-        if side == Side::Device {
-            self.after_taking(free_blocks);
-        }
-        Some(held)
+        Some((0..blocks).map_while(|_| zone.take_held()).collect())
     }
 
-    /// Commits the lowest chunks until so many blocks of a zone are free. Says whether any had to come.
-    fn grow(&self, hands: &Held<'_>, side: Side, blocks: u64) -> Result<bool, Error> {
+    /// Commits the lowest chunks until so many blocks of a zone are free, `most_bytes` at most. Says
+    /// whether any came.
+    fn grow(
+        &self,
+        hands: &Held<'_>,
+        side: Side,
+        blocks: u64,
+        most_bytes: u64,
+    ) -> Result<bool, Error> {
         let chunks = {
             let mut state = self.state();
             let Some(zone) = state.zone(side) else { return Err(self.no_blocks(0, blocks)) };
@@ -165,7 +173,10 @@ impl Shared {
                 let all = u64::from(zone.geometry().blocks);
                 return Err(self.no_blocks(all, blocks));
             }
-            zone.plan_growth(missing).chunks
+            let mut chunks = zone.plan_growth(missing).chunks;
+            let most = most_bytes / zone.geometry().chunk_bytes;
+            chunks.truncate(usize::try_from(most).unwrap_or(usize::MAX));
+            chunks
         };
         let runs = |run: &[u32]| self.state().zone(side).map_or(Vec::new(), |it| it.ranges(run));
         let stand = |run: &[u32]| {
@@ -193,6 +204,22 @@ impl Shared {
             }
         }
         Ok(!chunks.is_empty())
+    }
+
+    /// What the device and those who lend to the cache would give without being pressed.
+    fn room_bytes(&self) -> u64 {
+        let room = self.memory.buffer.room();
+        let lenders = room.lenders.iter().filter(|lender| self.may_borrow(lender));
+        lenders.map(|lender| lender.bytes).fold(room.own_bytes, u64::saturating_add)
+    }
+
+    /// Whether a place lends to the cache.
+    pub(super) fn may_borrow(&self, lender: &LenderRoom) -> bool {
+        match &self.memory.lending {
+            Lending::Nobody => false,
+            Lending::Any => !lender.only_if_named,
+            Lending::Places(places) => places.contains(&lender.place),
+        }
     }
 
     /// Every block that there is has a sequence.
@@ -290,14 +317,15 @@ impl Chores for Shared {
         };
         if free < self.ahead_blocks.div_ceil(2) {
             let blocks = self.ahead_blocks.min(free + lacking);
-            match self.grow(&hands, Side::Device, blocks) {
+            // Only what lies ready: nobody is pressed for what nobody needs yet.
+            let room_bytes = self.room_bytes();
+            let grown = self.grow(&hands, Side::Device, blocks, room_bytes);
+            match &grown {
                 Ok(true) => count(&self.memory.counts.background_growths),
                 Ok(false) => {}
-                Err(error) => {
-                    tracing::debug!(%error, blocks, "no growth ahead");
-                    self.discouraged.store(true, Ordering::Relaxed);
-                }
+                Err(error) => tracing::debug!(%error, blocks, "no growth ahead"),
             }
+            self.discouraged.store(!matches!(grown, Ok(true)), Ordering::Relaxed);
         }
         self.release(&hands, Side::Device, self.keep_idle_bytes, self.ahead_blocks);
         self.release(&hands, Side::Host, 0, 0);

@@ -90,6 +90,8 @@ impl Machine {
     pub(crate) fn end(self) {
         let Machine { sim, driver, pool, stream } = self;
         pool.verify().unwrap();
+        // What the driver did not take back at a call that was made to fail.
+        pool.trim(HOME).unwrap();
         drop((stream, pool, driver));
         sim.check_clean().unwrap();
     }

@@ -1,11 +1,14 @@
 //! Which devices may use an elastic buffer: granted and revoked over all of its pieces, or over
 //! none.
 
+use std::sync::Arc;
+
 use vmm_sys::{Access, AccessGrant, DeviceId, DriverError, Location};
 
 use super::body::Operation;
 use super::error::ElasticError;
 use crate::error::Error;
+use crate::peers::Sample;
 use crate::place::Place;
 use crate::turn::Turn;
 
@@ -79,7 +82,20 @@ impl Operation<'_> {
         let places = &self.0.places;
         let Some(owner) = place.device() else { return Ok(()) };
         let accessors: Vec<DeviceId> = self.0.state().access.keys().copied().collect();
-        accessors.into_iter().try_for_each(|accessor| places.peers.ensure(places, owner, accessor))
+        let sample = || self.sample(owner);
+        accessors
+            .into_iter()
+            .try_for_each(|accessor| places.peers.ensure_by(places, owner, accessor, sample))
+    }
+
+    /// Some chunk of the buffer that lies on `owner`.
+    fn sample(&self, owner: DeviceId) -> Option<Sample> {
+        let state = self.0.state();
+        let mut there = state.pieces.values().filter(|it| it.place == Place::Device(owner));
+        there.find_map(|standing| {
+            let chunk = standing.mapping()?.chunk().clone();
+            Some(Sample { chunk, footing: Arc::downgrade(&standing.footing) })
+        })
     }
 
     /// Makes sure that `accessor` can use the memory that the buffer has now, and that of its home.
@@ -90,7 +106,9 @@ impl Operation<'_> {
         owners.sort_unstable();
         owners.dedup();
         let peers = &body.places.peers;
-        owners.into_iter().try_for_each(|owner| peers.ensure(&body.places, owner, accessor))
+        owners.into_iter().try_for_each(|owner| {
+            peers.ensure_by(&body.places, owner, accessor, || self.sample(owner))
+        })
     }
 
     /// Only the thread that holds the operation takes pieces away, so the slot is what it was.

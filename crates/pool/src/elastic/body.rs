@@ -218,7 +218,7 @@ impl<'a> Operation<'a> {
     }
 
     /// Tries again what failed moves could not bring back.
-    fn mend(&self) {
+    pub(super) fn mend(&self) {
         let stuck: Vec<u32> = self.0.state().stuck.iter().copied().collect();
         let grants = if stuck.is_empty() { Vec::new() } else { self.0.grants() };
         for slot in stuck {

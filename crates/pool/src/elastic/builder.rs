@@ -14,6 +14,10 @@ use crate::error::Error;
 use crate::place::Place;
 use crate::pool::PoolInner;
 
+/// All addresses that a process can reserve, 128 TiB: a cache with room for the longest context of each of
+/// its sequences needs many times a device's memory of them. What is left of them, the driver says.
+const CAPACITY_MAX_BYTES: u64 = 1 << 47;
+
 /// Settings of an elastic buffer; see [`Pool::elastic`](crate::Pool::elastic).
 #[derive(Clone, Debug)]
 pub struct ElasticBuilder {
@@ -156,11 +160,10 @@ impl ElasticBuilder {
         };
         let props = Place::Device(self.device).props(self.exportable);
         let granularity = keeper.driver.granularity(&props, GranularityKind::Minimum)?;
-        let most = keeper.plan.request_max_bytes.max(1 << 40);
         let capacity_bytes = match self.capacity_bytes {
-            Some(bytes) if (1..=most).contains(&bytes) => bytes,
+            Some(bytes) if (1..=CAPACITY_MAX_BYTES).contains(&bytes) => bytes,
             Some(bytes) => {
-                return Err(refuse("capacity", bytes, format!("1 to {most} bytes")));
+                return Err(refuse("capacity", bytes, format!("1 to {CAPACITY_MAX_BYTES} bytes")));
             }
             None => keeper.driver.device_total_bytes(self.device)?,
         };

@@ -128,7 +128,7 @@ impl Body {
         let of = |(slot, it): (&u32, &Standing)| {
             let start = u64::from(*slot) * chunk_bytes;
             let bytes = offset.saturating_sub(start)..(offset + bytes - start).min(chunk_bytes);
-            it.is_shared().then(|| (Arc::as_ptr(&it.footing), bytes))
+            it.is_shared().then_some((Arc::as_ptr(&it.footing), bytes))
         };
         state.pieces.range(slots).filter_map(of).collect()
     }

@@ -96,6 +96,11 @@ impl Drop for Closed<'_> {
 }
 
 impl<'a> Closed<'a> {
+    /// Whether who begins a use is let in, and held by the latch.
+    pub(super) fn holds(&self) -> bool {
+        self.held.is_some()
+    }
+
     /// From here on nobody waits outside: who begins a use is let in, and held by the latch.
     pub(super) fn hold(&mut self, held: Held, latches: &'a Latches) {
         self.uses.state().door = Door::Held(held.clone());

@@ -246,6 +246,9 @@ impl Operation<'_> {
                 // No copy may be under way when its target goes.
                 copier.settle(legs.len());
                 self.take_back(legs);
+                if closed.holds() {
+                    self.mend_while_held();
+                }
                 Err(error)
             }
         }

@@ -77,7 +77,7 @@ impl ElasticBuffer {
     ///
     /// # Errors
     /// [`ElasticError::InUse`], [`ElasticError::StillUsed`] where a capture is in the way;
-    /// [`ElasticError::HostShort`]. The buffer is awake then, as it was.
+    /// [`ElasticError::HostShort`], [`ElasticError::UnknownPlace`]. The buffer is awake then, as it was.
     pub fn sleep(&self, contents: Contents, patience: Duration) -> Result<u64, Error> {
         Ok(self.body.operate()?.sleep(contents, patience)?.unwrap_or(0))
     }
@@ -126,6 +126,10 @@ impl Operation<'_> {
             }
             (Some(_), _) => return Ok(None),
             (None, _) => {}
+        }
+        if let Contents::Kept { node } = contents {
+            // Also of a buffer that has nothing to keep.
+            body.places.site(Place::HostNuma(node))?;
         }
         self.check_mended()?;
         let lie = |it: &Standing| Lay { place: it.place, is_loan: it.is_borrowed() };

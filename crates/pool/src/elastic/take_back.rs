@@ -2,6 +2,7 @@
 //! the driver lets. What it does not is kept, and tried again before each operation and each use.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use vmm_sys::AccessGrant;
 use vmm_sys::object::Chunk;
@@ -10,7 +11,13 @@ use super::body::Operation;
 use super::relocate::{Leg, Stage};
 use super::state::{Backing, Stuck};
 use crate::place::Place;
+use crate::sync::thread;
 use crate::turn::Turn;
+
+/// How often memory is tried to be brought back while users are held, and the first pause before;
+/// each is twice as long as the one before: a quarter of a second in all.
+const TRIES_MAX: u32 = 8;
+const PAUSE: Duration = Duration::from_millis(1);
 
 impl Operation<'_> {
     /// Brings the old chunks back to the buffer's addresses, the last first. Where the driver
@@ -35,6 +42,23 @@ impl Operation<'_> {
                 },
             };
             self.0.state().set_backing(leg.slot, backing);
+        }
+    }
+
+    /// Work that is held goes on when the latch opens, and faults where nothing is mapped: so what the
+    /// driver refused to bring back is tried again first. Not for ever: who is held keeps others waiting.
+    pub(super) fn mend_while_held(&self) {
+        let mut pause = PAUSE;
+        for _ in 0..TRIES_MAX {
+            if self.0.state().stuck.is_empty() {
+                return;
+            }
+            thread::sleep(pause);
+            pause *= 2;
+            self.mend();
+        }
+        if let Some(slot) = self.0.state().stuck.first() {
+            tracing::error!(slot, "users go on without memory that could not be brought back");
         }
     }
 
@@ -69,7 +93,8 @@ impl Operation<'_> {
         let sites = places.sites();
         let _carrying: Vec<_> = sites.map(|site| site.depot.carries.begin()).collect();
         let loan = leg.loan.take();
-        {
+        // Where else the old chunk is mapped, which may stand in other slots.
+        let (others, footing) = {
             let mut state = self.0.state();
             state.generation += 1;
             let generation = state.generation;
@@ -80,15 +105,19 @@ impl Operation<'_> {
             }
             let lent = self.0.lent(state.home, leg.to, loan);
             // Beside that of the leg, which `give_up` is going to count off.
-            let footing = Arc::new(to.depot.footing(bytes));
+            let mut footing = Arc::new(to.depot.footing(bytes));
             state.set_backing(leg.slot, backing);
-            if let Some(standing) = state.pieces.get_mut(&leg.slot) {
+            let mut others = Vec::new();
+            state.change(leg.slot, |standing| {
                 standing.place = leg.to;
                 standing.generation = generation;
                 standing.lent = lent;
-                standing.footing = footing;
-            }
-        }
+                std::mem::swap(&mut standing.footing, &mut footing);
+                others = standing.take_others();
+            });
+            (others, Arc::downgrade(&footing))
+        };
+        site.depot.leaving.add_shared(others.into_iter(), Vec::new(), &footing);
         site.depot.settle(old, Turn::Requester);
     }
 }

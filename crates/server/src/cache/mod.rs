@@ -84,6 +84,8 @@ pub struct Cache {
     pool: Pool,
     token_bytes: u64,
     borrows: bool,
+    parks: bool,
+    max_tokens: u64,
     max_sequences: u32,
     /// Of the batch that was laid out last.
     places: Vec<u64>,
@@ -143,6 +145,8 @@ impl Cache {
             pool: pool.clone(),
             token_bytes,
             borrows: settings.borrows,
+            parks: settings.host_bytes > 0,
+            max_tokens: u64::from(settings.max_tokens),
             max_sequences: settings.max_sequences,
             places: Vec::new(),
             away: Away::default(),
@@ -164,6 +168,11 @@ impl Cache {
             }
             Kind::Paged(cache, _) => cache.open(tokens).map(Seq::Paged),
         }
+    }
+
+    /// Whether its sequences may be parked.
+    pub fn parks(&self) -> bool {
+        self.parks
     }
 
     /// The memory.
@@ -325,6 +334,24 @@ impl Cache {
             Kind::Fixed(cache) => cache.wake(),
             Kind::Contiguous(_) | Kind::Paged(..) => Ok(0),
         }
+    }
+
+    /// Commits all the memory that there is, for the sequences to come, if it may keep as much idle:
+    /// what a cache that does not grow does.
+    ///
+    /// # Errors
+    /// The pool's, shortages apart.
+    pub fn warm(&self) -> Result<(), KvError> {
+        let mut open = Vec::new();
+        let mut tokens = self.max_tokens;
+        while tokens > 0 && open.len() < self.max_sequences as usize {
+            match self.open(tokens) {
+                Ok(sequence) => open.push(sequence),
+                Err(error) if error.is_shortage() => tokens /= 2,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Checks what the form knows of itself.

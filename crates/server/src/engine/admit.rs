@@ -80,7 +80,10 @@ impl Engine {
     /// Returns whether the request is still at its place.
     pub(super) fn preempt(&mut self, index: usize) -> bool {
         let Some(task) = self.running.get_mut(index) else { return false };
-        let parked = task.sequence.as_mut().map_or(Ok(false), |sequence| sequence.park());
+        let parked = match &mut task.sequence {
+            Some(sequence) if self.cache.parks() => sequence.park(),
+            _ => Ok(false),
+        };
         match parked {
             Ok(true) => {
                 task.is_parked = true;

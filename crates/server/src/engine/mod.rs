@@ -39,7 +39,7 @@ use task::Task;
 pub struct EngineSettings {
     /// Requests that run at a time, at most.
     pub max_running: usize,
-    /// Requests that wait at a time, at most.
+    /// Requests that wait at a time beside those that could run, at most.
     pub max_waiting: usize,
     /// Tokens of prompts that one step writes, at most.
     pub prefill_tokens: usize,
@@ -107,9 +107,10 @@ pub enum Tick {
 /// One step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepFigures {
-    /// What it took, in microseconds: growth that it waited for, and the device's work.
+    /// What it took, in microseconds: what the engine did before, growth that it waited for above all,
+    /// and the device's work.
     pub step_us: f64,
-    /// Of that, growth.
+    /// Of that, before the device's work: admission, and growth.
     pub growth_us: f64,
     /// Sequences in it.
     pub sequences: usize,
@@ -241,6 +242,16 @@ impl Engine {
         &self.cache
     }
 
+    /// What is written for its tokens.
+    pub fn pattern(&self) -> &Pattern {
+        &self.pattern
+    }
+
+    /// Requests that have memory on the device.
+    pub fn active_requests(&self) -> usize {
+        self.active()
+    }
+
     /// Requests that it has.
     pub fn requests(&self) -> usize {
         self.waiting.len() + self.running.len()
@@ -265,7 +276,7 @@ impl Engine {
     pub fn submit(&mut self, mut job: Job) {
         let kind = match () {
             () if self.is_stopping => Some((RefusalKind::Stopping, "the server ends")),
-            () if self.waiting.len() >= self.settings.max_waiting => {
+            () if self.requests() >= self.settings.max_running + self.settings.max_waiting => {
                 Some((RefusalKind::QueueFull, "as many requests wait as may"))
             }
             () => None,
@@ -290,9 +301,10 @@ impl Engine {
         if let Err(error) = self.wake_up() {
             return self.stuck(Some(&error));
         }
+        let begun_us = self.clock.now_us();
         self.resume_parked();
         let short = self.admit();
-        match self.step() {
+        match self.step(begun_us) {
             Some(figures) => {
                 self.stuck_since_us = None;
                 Tick::Stepped(figures)

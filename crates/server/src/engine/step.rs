@@ -30,9 +30,8 @@ impl Part {
 }
 
 impl Engine {
-    /// Does one step. `None` if no request has memory.
-    pub(super) fn step(&mut self) -> Option<StepFigures> {
-        let begun_us = self.clock.now_us();
+    /// Does one step, which admission began. `None` if no request has memory.
+    pub(super) fn step(&mut self, begun_us: f64) -> Option<StepFigures> {
         let parts = self.plan();
         if parts.is_empty() {
             return None;
@@ -72,14 +71,15 @@ impl Engine {
         let mut parts = Vec::with_capacity(self.running.len());
         let mut index = 0;
         while let Some(task) = self.running.get(index) {
+            let number = task.number;
             let new = match task.unwritten() {
                 _ if task.is_parked => 0,
                 1 => 1,
                 many => many.min(prefill_left),
             };
             if new == 0 || !self.has_memory(index, task.written + new) {
-                // Who was preempted without being parked is not there any more.
-                let is_there = self.running.get(index).is_some_and(|it| it.sequence.is_some());
+                // Who lost its memory, or failed, is not there any more.
+                let is_there = self.running.get(index).is_some_and(|it| it.number == number);
                 index += usize::from(is_there);
                 continue;
             }

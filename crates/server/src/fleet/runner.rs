@@ -56,6 +56,8 @@ impl Runner {
             let wait = match self.engine.tick() {
                 Tick::Stepped(figures) => {
                     self.meters.step(&figures);
+                    // Whoever is still short says so again.
+                    self.model.sleep_wanted.store(false, Ordering::Relaxed);
                     self.idle_since = Instant::now();
                     None
                 }

@@ -165,8 +165,7 @@ impl Runner<'_> {
             if elastic.model.asleep.is_some() {
                 continue;
             }
-            let moves = !elastic.model.elsewhere(elastic.all(), HOST).is_empty();
-            must.extend((kept && moves && !self.knows(HOST)).then_some(Kind::UnknownPlace));
+            must.extend((kept && !self.knows(HOST)).then_some(Kind::UnknownPlace));
             must.extend((!elastic.guards.is_empty()).then_some(Kind::InUse));
         }
         let fired = self.faults_fired();
