@@ -82,7 +82,7 @@ fn engine(
         max_waiting: args.concurrency as usize,
         ..EngineSettings::default()
     };
-    let make = backend::maker(args.bytes);
+    let make = backend::maker(pool, choice.sim.is_some(), args.bytes);
     let engine = Engine::build(pool, &stream, spec, &cache, settings, clock, &make)?;
     if growth == Growth::Off {
         engine.cache().warm()?;
