@@ -50,7 +50,7 @@ impl FixedCache {
         let chunk_bytes = settings.chunk_bytes;
         let layout = SequenceLayout::aligned(shape, max_tokens, Order::TokenMajor, chunk_bytes)?;
         let span_bytes = layout.span_bytes();
-        let fit = super::room_bytes(pool, stream)? / span_bytes;
+        let fit = pool.room(stream.device())?.own_bytes / span_bytes;
         let mut slots = fit.min(u64::from(settings.max_sequences)).max(1) as u32; // a u32 or less
         let buffer = pool
             .elastic(stream.device())

@@ -6,7 +6,8 @@ mod room;
 
 use serde::Serialize;
 use vmm_kv::{
-    BlockTables, ContiguousCache, KvError, KvShape, KvStats, PagedCache, PagedSequence, Sequence,
+    BlockTables, ContiguousCache, KvError, KvRoom, KvShape, KvStats, PagedCache, PagedSequence,
+    Sequence,
 };
 use vmm_pool::{ElasticBuffer, Error, Place, Pool, Use};
 use vmm_sys::object::Stream;
@@ -16,7 +17,6 @@ pub use room::{CacheFigures, Room};
 
 use crate::backend::{Layout, ReadBytes};
 use crate::model::ModelSpec;
-use room::{lent_bytes, room_bytes};
 
 /// Where parked sequences, and weights that sleep, lie.
 pub const HOST: Place = Place::HostNuma(0);
@@ -81,9 +81,7 @@ impl CacheSettings {
 #[derive(Debug)]
 pub struct Cache {
     kind: Kind,
-    pool: Pool,
     token_bytes: u64,
-    borrows: bool,
     parks: bool,
     max_tokens: u64,
     max_sequences: u32,
@@ -142,9 +140,7 @@ impl Cache {
         let token_bytes = shape.token_bytes();
         Ok(Cache {
             kind,
-            pool: pool.clone(),
             token_bytes,
-            borrows: settings.borrows,
             parks: settings.host_bytes > 0,
             max_tokens: u64::from(settings.max_tokens),
             max_sequences: settings.max_sequences,
@@ -213,21 +209,18 @@ impl Cache {
                 sequences: u64::from(cache.free_slots()),
                 ..Room::default()
             },
-            Kind::Contiguous(cache) => self.growing_room(cache.stats()),
-            Kind::Paged(cache, _) => self.growing_room(cache.stats()),
+            Kind::Contiguous(cache) => self.room_of(cache.room(), cache.stats()),
+            Kind::Paged(cache, _) => self.room_of(cache.room(), cache.stats()),
         }
     }
 
-    /// What the device, and those who lend, have left, and the cache's own idle memory.
-    fn growing_room(&self, stats: KvStats) -> Room {
-        let tokens = |bytes: u64| bytes / self.token_bytes;
-        let here_bytes = room_bytes(&self.pool, self.stream()).unwrap_or(0) + stats.idle_bytes;
-        let lent_bytes = if self.borrows { lent_bytes(&self.pool) } else { 0 };
+    fn room_of(&self, room: KvRoom, stats: KvStats) -> Room {
+        let left = u64::from(self.max_sequences).saturating_sub(stats.sequences);
         Room {
-            here_tokens: tokens(here_bytes),
-            borrowed_tokens: tokens(lent_bytes),
-            host_tokens: 0,
-            sequences: u64::from(self.max_sequences).saturating_sub(stats.sequences),
+            here_tokens: room.here_tokens,
+            borrowed_tokens: room.borrowed_tokens,
+            host_tokens: room.host_tokens,
+            sequences: left.min(room.sequences),
         }
     }
 

@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 use vmm_kv::KvStats;
-use vmm_pool::{Error, Pool};
-use vmm_sys::object::Stream;
 
 /// How much more a cache could take now: an estimate of the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,23 +65,4 @@ impl CacheFigures {
             foreground_growths: stats.foreground_growths,
         }
     }
-}
-
-/// What a growth on the stream's device could get, about.
-pub(super) fn room_bytes(pool: &Pool, stream: &Stream) -> Result<u64, Error> {
-    let device = stream.device();
-    let stats = pool.device_stats(device).ok_or(Error::UnknownDevice { device })?;
-    let free_bytes = pool.driver().mem_info(device)?.free_bytes;
-    let left_bytes = stats.limit_bytes.saturating_sub(stats.held_bytes);
-    Ok(stats.stock_bytes + left_bytes.min(free_bytes))
-}
-
-/// What devices would lend, about.
-pub(super) fn lent_bytes(pool: &Pool) -> u64 {
-    let stats = pool.stats();
-    let left = stats.devices.iter().map(|(_, it)| {
-        let left_bytes = it.limit_bytes.saturating_sub(it.held_bytes) + it.stock_bytes;
-        it.lending_bytes.saturating_sub(it.lending_booked_bytes).min(left_bytes)
-    });
-    left.sum()
 }
