@@ -162,6 +162,10 @@ pub(crate) struct Spoiler {
 }
 
 impl Backend for Spoiler {
+    fn is_modelled(&self) -> bool {
+        self.inner.is_modelled()
+    }
+
     fn step(&mut self, batch: &Batch<'_>) -> Result<StepDone, BackendError> {
         self.steps += 1;
         if self.steps == self.at_step {
