@@ -75,7 +75,7 @@ impl Sequence {
                 return Err(error);
             }
             let mut books = core.books();
-            books.link(self.number, number, chunks);
+            books.links.link(self.number, number, chunks);
             books.set_stands(number, chunks);
             books.follow(self.number, number);
             core.publish(&books, number);
@@ -91,7 +91,7 @@ impl Sequence {
             return Ok(());
         }
         let chunk = geometry.chunk_of(self.tokens());
-        let is_shared = core.books().is_chunk_shared(self.number, chunk);
+        let is_shared = core.books().links.is_chunk_shared(self.number, chunk);
         if is_shared {
             // Tokens of it that are there already need no place.
             let need = Need { tokens: geometry.tokens_in(1), bytes: geometry.bytes(1) };
@@ -102,7 +102,7 @@ impl Sequence {
                 Ok(())
             })?;
         }
-        core.books().unlink_one(self.number, chunk);
+        core.books().links.unlink_one(self.number, chunk);
         self.own_from = chunk * geometry.chunk_bytes;
         Ok(())
     }
