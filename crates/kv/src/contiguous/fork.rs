@@ -62,7 +62,13 @@ impl Sequence {
         let geometry = &core.geometry;
         let all = |slot| geometry.ranges(slot, 0..chunks);
         let need = Need { tokens, bytes: geometry.bytes(chunks) };
-        core.with_room(need, |_| {
+        core.with_room(need, |held| {
+            // Growth that was under way for the slot's last sequence may have come.
+            core.books().write_off(number, 0);
+            let has_rest = core.books().has_rest(number);
+            if has_rest {
+                core.take_rest(held, number)?;
+            }
             let shared: Result<(), Error> = all(self.number)
                 .zip(all(number))
                 .try_for_each(|(from, to)| core.memory.buffer.share(from, to.start).map(drop));
