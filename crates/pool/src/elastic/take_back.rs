@@ -93,7 +93,8 @@ impl Operation<'_> {
         let sites = places.sites();
         let _carrying: Vec<_> = sites.map(|site| site.depot.carries.begin()).collect();
         let loan = leg.loan.take();
-        {
+        // Where else the old chunk is mapped, which may stand in other slots.
+        let (others, footing) = {
             let mut state = self.0.state();
             state.generation += 1;
             let generation = state.generation;
@@ -104,15 +105,19 @@ impl Operation<'_> {
             }
             let lent = self.0.lent(state.home, leg.to, loan);
             // Beside that of the leg, which `give_up` is going to count off.
-            let footing = Arc::new(to.depot.footing(bytes));
+            let mut footing = Arc::new(to.depot.footing(bytes));
             state.set_backing(leg.slot, backing);
-            if let Some(standing) = state.pieces.get_mut(&leg.slot) {
+            let mut others = Vec::new();
+            state.change(leg.slot, |standing| {
                 standing.place = leg.to;
                 standing.generation = generation;
                 standing.lent = lent;
-                standing.footing = footing;
-            }
-        }
+                std::mem::swap(&mut standing.footing, &mut footing);
+                others = standing.take_others();
+            });
+            (others, Arc::downgrade(&footing))
+        };
+        site.depot.leaving.add_shared(others.into_iter(), Vec::new(), &footing);
         site.depot.settle(old, Turn::Requester);
     }
 }
