@@ -1,5 +1,7 @@
 //! The engine, on each form of cache: every answer right, the same every time, nothing lost.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use common::{Asked, HOME, Rig, Spoiler, forms, run, tiny};

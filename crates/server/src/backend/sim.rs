@@ -1,5 +1,6 @@
 //! The simulated device: bytes through the buffer, or none; time from a model.
 
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -133,9 +134,9 @@ impl SimBackend {
     fn looked_at(&mut self, step: &SequenceStep<'_>) -> Vec<Range<usize>> {
         let count = step.tokens.len();
         if step.whole || count <= WHOLE_TOKENS {
-            return vec![0..count];
+            return iter::once(0..count).collect();
         }
-        let mut looked_at = vec![step.new_from..count];
+        let mut looked_at: Vec<_> = iter::once(step.new_from..count).collect();
         for _ in 0..SAMPLE_TOKENS {
             // A prime step: samples of successive steps come to every position.
             self.sample = self.sample.wrapping_add(7919);
