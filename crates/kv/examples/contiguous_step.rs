@@ -1,7 +1,10 @@
-//! Host time of one step of a contiguous cache on the simulated device: 256 sequences, a token each.
+//! What a step of a contiguous cache costs the host: one token for each of 256 sequences.
+//!
+//! On the simulated device: `cargo run --release -p vmm-kv --example contiguous_step`. First with all memory
+//! there, then with the cache's thread growing ahead, in steps of 2 ms.
 #![allow(clippy::unwrap_used, reason = "a failure ends the measurement")]
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vmm_kv::{ContiguousCache, Dtype, KvShape, Sequence};
 use vmm_pool::Pool;
@@ -11,6 +14,8 @@ use vmm_sys::{DeviceId, Driver};
 
 const SEQUENCES: u64 = 256;
 const STEPS: u64 = 2000;
+/// What a step takes on the GPU.
+const PAUSE: Duration = Duration::from_millis(2);
 
 fn main() {
     let driver: std::sync::Arc<dyn Driver> = Sim::builder().build();
@@ -23,14 +28,15 @@ fn main() {
         .max_sequences(SEQUENCES as u32)
         .build()
         .unwrap();
-    let open = || cache.open(STEPS + 1).unwrap();
+    // So much that nothing is asked for in the first round.
+    let open = || cache.open(STEPS + 512).unwrap();
     let mut sequences: Vec<Sequence> = (0..SEQUENCES).map(|_| open()).collect();
     // The first append finds out what there is.
     cache.append_all(&mut sequences, 1).unwrap();
     cache.settle().unwrap();
-    report("memory ahead", &driver, &cache, &mut sequences);
+    report("memory ahead", Duration::ZERO, &driver, &cache, &mut sequences);
     // From here on the thread grows ahead of the steps.
-    report("growing ahead", &driver, &cache, &mut sequences);
+    report("growing ahead", PAUSE, &driver, &cache, &mut sequences);
     let stats = cache.stats();
     println!(
         "growths: {} ahead, {} waited for",
@@ -40,6 +46,7 @@ fn main() {
 
 fn report(
     what: &str,
+    pause: Duration,
     driver: &std::sync::Arc<dyn Driver>,
     cache: &ContiguousCache,
     sequences: &mut [Sequence],
@@ -47,6 +54,7 @@ fn report(
     let calls = driver.ledger().snapshot();
     let mut steps_ns: Vec<u64> = (0..STEPS)
         .map(|_| {
+            std::thread::sleep(pause);
             let began = Instant::now();
             cache.append_all(sequences.iter_mut(), 1).unwrap();
             began.elapsed().as_nanos() as u64

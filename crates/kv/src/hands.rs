@@ -5,6 +5,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use vmm_pool::{ElasticError, Error};
@@ -48,8 +49,25 @@ impl Hands {
 
     /// The same for who does not wait.
     pub(crate) fn try_take(&self) -> Option<Held<'_>> {
-        let taken = std::mem::replace(&mut *self.taken.lock(), true);
-        (!taken).then(|| Held::new(self))
+        self.take_within(Duration::ZERO)
+    }
+
+    /// The same for who waits no longer than `patience`, and not at all if this thread is changing some
+    /// cache's memory.
+    pub(crate) fn take_within(&self, patience: Duration) -> Option<Held<'_>> {
+        let deadline = Instant::now() + patience;
+        let mut taken = self.taken.lock();
+        while *taken {
+            if patience.is_zero() || is_holding() {
+                return None;
+            }
+            if self.freed.wait_until(&mut taken, deadline).timed_out() && *taken {
+                return None;
+            }
+        }
+        *taken = true;
+        drop(taken);
+        Some(Held::new(self))
     }
 }
 
@@ -92,10 +110,24 @@ mod tests {
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| drop(one.take().unwrap()));
             assert!(matches!(other.take(), Err(Error::Elastic(ElasticError::Busy))));
+            assert!(other.take_within(Duration::from_secs(3600)).is_none(), "not even a little");
             drop((second, held));
             waits.join().unwrap();
         });
         assert!(!is_holding());
         assert!(one.try_take().is_some() && other.try_take().is_some());
+    }
+
+    #[test]
+    fn patience_ends() {
+        let hands = Hands::default();
+        let held = hands.take().unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| hands.take_within(Duration::from_millis(5)).is_none());
+            assert!(waits.join().unwrap());
+            let waits = scope.spawn(|| hands.take_within(Duration::from_secs(20)).is_some());
+            drop(held);
+            assert!(waits.join().unwrap());
+        });
     }
 }

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use vmm_pool::{ElasticBuffer, ElasticError, Error, Growth, LenderRoom, Place, Pool};
 use vmm_sys::DeviceId;
@@ -17,6 +18,9 @@ use crate::stats::KvStats;
 
 /// How often hooks may say that they freed something, for one request.
 const ROUNDS_MAX: u32 = 8;
+
+/// How long who is short elsewhere in the pool waits for a change of the cache that is under way.
+const HELP_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Who may lend memory to a cache that its own device has no more for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -197,10 +201,10 @@ pub(crate) trait Form: Send + Sync + 'static {
         if !memory.buffer.stats().by_place.iter().any(|(place, _)| *place == here) {
             return false;
         }
-        // Nobody waits here: whoever changes this cache may be waiting for who is short. And a
-        // shortage of its own is met by `with_room`.
+        // Not for long: whoever changes this cache may be waiting for who is short. A shortage of its own
+        // is met by `with_room`.
         let give = || {
-            let held = memory.hands.try_take()?;
+            let held = memory.hands.take_within(HELP_PATIENCE)?;
             self.collect(&held);
             Some(self.give_idle(&held, 0))
         };
@@ -213,7 +217,8 @@ pub(crate) trait Form: Send + Sync + 'static {
             return false;
         }
         count(&memory.counts.evictions);
-        give().is_some_and(|bytes| bytes > 0)
+        // Whoever has the hands now takes away what was freed.
+        give().is_none_or(|bytes| bytes > 0)
     }
 }
 

@@ -244,6 +244,7 @@ fn what_is_common_survives_moves_and_sleep() {
     machine.pool.sleep("model", contents, Duration::ZERO).unwrap();
     machine.pool.wake("model").unwrap();
     check(&cache);
+    assert_eq!(cache.stats().shared_bytes, 0, "each has it for itself now");
     append(&machine, &cache, &mut parent, T, 2);
     append(&machine, &cache, &mut child, T, 3);
     for (sequence, seed) in [(&parent, 2), (&child, 3)] {
@@ -255,4 +256,88 @@ fn what_is_common_survives_moves_and_sleep() {
     check(&cache);
     drop(cache);
     machine.end();
+}
+
+#[test]
+fn forks_grow_end_and_are_evicted_in_many_threads() {
+    let machine = one(160);
+    for background in [false, true] {
+        let builder = machine.builder().keep_idle_bytes(20 * G).ahead_tokens(T);
+        let cache = builder.background(background).build().unwrap();
+        let other = machine.builder().keep_idle_bytes(20 * G).build().unwrap();
+        let victims = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let list = victims.clone();
+        let hook = cache.on_shortage(move |_| list.lock().is_ok_and(|mut it| it.pop().is_some()));
+        let served = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let (machine, cache, other, served) = (&machine, &cache, &other, &served);
+                let victims = &victims;
+                scope.spawn(move || {
+                    let mut rng = common::rng::Rng::new(thread);
+                    for round in 0..40 {
+                        let seed = thread * 1000 + round * 10;
+                        let made = turn(machine, cache, &mut rng, seed);
+                        match made {
+                            Ok(sequences) if rng.chance(300) => {
+                                victims.lock().unwrap().extend(sequences);
+                            }
+                            Ok(_) => {
+                                served.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                            }
+                            Err(error) => assert!(is_allowed(&error), "{error}"),
+                        }
+                        // Another tenant presses.
+                        drop(other.open(rng.below(200)));
+                        let stats = cache.stats();
+                        assert!(stats.adds_up(), "{stats:?}");
+                    }
+                });
+            }
+        });
+        assert!(served.into_inner() > 40, "most turns succeed");
+        drop(hook);
+        victims.lock().unwrap().clear();
+        for cache in [&cache, &other] {
+            cache.settle().unwrap();
+            check(cache);
+            assert_eq!((cache.stats().sequences, cache.stats().shared_bytes), (0, 0));
+        }
+        drop((cache, other));
+    }
+    machine.end();
+}
+
+fn is_allowed(error: &KvError) -> bool {
+    error.is_shortage()
+        || matches!(error, KvError::Pool(Error::Elastic(ElasticError::StillUsed { .. })))
+}
+
+/// A sequence and a fork of it, which go their own ways.
+fn turn(
+    machine: &common::Machine,
+    cache: &vmm_kv::ContiguousCache,
+    rng: &mut common::rng::Rng,
+    seed: u64,
+) -> Result<Vec<vmm_kv::Sequence>, KvError> {
+    let mut parent = cache.open(rng.below(60))?;
+    let common = rng.below(60);
+    parent.append(common)?;
+    write(machine, cache, &parent, 0..common, seed);
+    let mut child = parent.fork()?;
+    for (sequence, seed) in [(&mut parent, seed + 1), (&mut child, seed + 2)] {
+        let more = rng.below(30);
+        sequence.append(more)?;
+        write(machine, cache, sequence, common..common + more, seed);
+    }
+    for (sequence, seed) in [(&parent, seed + 1), (&child, seed + 2)] {
+        read(machine, cache, sequence, 0..common, seed / 10 * 10);
+        read(machine, cache, sequence, common..sequence.tokens(), seed);
+    }
+    let kept = rng.below(common + 1);
+    parent.truncate(kept);
+    parent.append(3)?;
+    write(machine, cache, &parent, kept..kept + 3, seed + 3);
+    read(machine, cache, &child, 0..common, seed);
+    Ok(vec![parent, child])
 }

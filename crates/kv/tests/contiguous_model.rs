@@ -11,10 +11,27 @@ use common::rng::Rng;
 use common::{G, HOME, Machine, NEIGHBOUR, ORDERS, T, check, machine, read, write};
 use vmm_kv::{ContiguousCache, EvictionHook, KvError, Lending, Order, Sequence};
 use vmm_pool::{Contents, ElasticBuffer, ElasticError, Error, Place};
-use vmm_sys::ResultCode;
 use vmm_sys::sim::FaultPlan;
+use vmm_sys::{Call, ResultCode};
 
 const HOST: Place = Place::HostNuma(0);
+
+/// Calls that may fail. Not among them: `cuEventDestroy`, since an event that cannot be destroyed is let go.
+const FAULTY_CALLS: [Call; 13] = [
+    Call::MemCreate,
+    Call::MemMap,
+    Call::MemSetAccess,
+    Call::MemUnmap,
+    Call::MemRelease,
+    Call::MemAddressReserve,
+    Call::MemAddressFree,
+    Call::EventCreate,
+    Call::EventRecord,
+    Call::EventQuery,
+    Call::EventSynchronize,
+    Call::ThreadExchangeStreamCaptureMode,
+    Call::MemcpyDtoDAsync,
+];
 
 struct Known {
     sequence: Sequence,
@@ -86,8 +103,9 @@ impl Model {
         if is_spoilt {
             eprint!("spoilt: ");
             let code = [ResultCode::UNKNOWN, ResultCode::OUT_OF_MEMORY][self.rng.below(2) as usize];
-            let at = 1 + self.rng.below(24);
-            self.machine.sim.inject(FaultPlan::fail(code).at(at).once());
+            let call = FAULTY_CALLS[self.rng.below(FAULTY_CALLS.len() as u64) as usize];
+            let at = 1 + self.rng.below(5);
+            self.machine.sim.inject(FaultPlan::fail(code).on(call).at(at).once());
         }
         let outcome = self.act();
         self.machine.sim.clear_faults();

@@ -126,9 +126,9 @@ impl Core {
 
     /// A sequence is gone. Makes no driver call if there is a thread for it.
     pub(super) fn leave(&self, slot: u32) {
-        self.slot(slot).begin(0, 0);
         let has_work = {
             let mut books = self.books();
+            self.slot(slot).begin(0, 0);
             books.leave(slot);
             books.has_work(self.keep_idle_chunks)
         };
@@ -240,8 +240,12 @@ impl Core {
     /// Takes away what is behind the chunks that stand in a slot.
     pub(super) fn take_rest(&self, _held: &Held<'_>, slot: u32) -> Result<(), Error> {
         let stands = self.books().stands(slot);
-        for range in self.geometry.beyond(slot, stands) {
-            self.memory.buffer.decommit(range)?;
+        if stands == 0 {
+            self.memory.buffer.decommit(self.geometry.span(slot))?;
+        } else {
+            for range in self.geometry.beyond(slot, stands) {
+                self.memory.buffer.decommit(range)?;
+            }
         }
         self.books().rest_is_gone(slot, stands);
         Ok(())

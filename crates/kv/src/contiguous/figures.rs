@@ -26,24 +26,33 @@ impl KvCapacity {
 
 impl ContiguousCache {
     /// The figures, all of one moment: a growth that is under way is waited for, unless it is the calling
-    /// thread's own. While the cache sleeps they say what it will have when it wakes.
+    /// thread's own. What was written off and is not taken away yet counts as idle. While the cache
+    /// sleeps they say what it will have when it wakes. Looks at every chunk.
     pub fn stats(&self) -> KvStats {
         let core = self.core();
         let (geometry, counts) = (&core.geometry, &core.memory.counts);
         let _held = core.memory.hands.take();
         let books = core.books();
+        let elastic = core.memory.buffer.stats();
+        let standing_bytes = geometry.bytes(books.standing());
+        // A buffer that sleeps without its contents has none.
+        let (at_addresses_bytes, committed_bytes) = match elastic.asleep {
+            Some(_) => (standing_bytes, geometry.bytes(books.standing() - books.extra())),
+            None => (elastic.committed_bytes, elastic.physical_bytes),
+        };
         let mut stats = KvStats {
             sequences: books.open_count(),
-            committed_bytes: geometry.bytes(books.standing() - books.extra()),
-            shared_bytes: geometry.bytes(books.extra()),
-            idle_bytes: geometry.bytes(books.idle()),
-            mappings: geometry.mappings(books.standing()),
+            committed_bytes,
+            shared_bytes: at_addresses_bytes - committed_bytes,
+            mappings: at_addresses_bytes / geometry.chunk_bytes,
             ..counts.stats()
         };
+        let mut open_bytes = 0;
         for slot in (0..books.slots()).filter(|slot| books.used(*slot) == Use::Open) {
             let (line, bytes) = (core.slot(slot), geometry.bytes(books.stands(slot)));
             let tokens = line.tokens();
             let live_bytes = tokens * geometry.layout.shape().token_bytes();
+            open_bytes += bytes;
             stats.tokens += tokens;
             stats.live_bytes += live_bytes;
             stats.slack_bytes += bytes.saturating_sub(live_bytes);
@@ -52,6 +61,7 @@ impl ContiguousCache {
                 stats.parked_bytes += bytes;
             }
         }
+        stats.idle_bytes = at_addresses_bytes.saturating_sub(open_bytes);
         stats
     }
 

@@ -106,6 +106,7 @@ pub(crate) fn check(cache: &ContiguousCache) {
     if elastic.asleep.is_none() {
         let at_addresses = stats.live_bytes + stats.slack_bytes + stats.idle_bytes;
         assert_eq!(elastic.committed_bytes, at_addresses, "{stats:?}");
+        assert_eq!(elastic.physical_bytes, stats.committed_bytes, "{stats:?}");
     }
 }
 
