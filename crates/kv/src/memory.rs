@@ -36,7 +36,7 @@ pub enum Lending {
 
 impl Lending {
     /// Whether growth asks this one.
-    fn includes(&self, lender: &LenderRoom) -> bool {
+    pub(crate) fn includes(&self, lender: &LenderRoom) -> bool {
         match self {
             Lending::Nobody => false,
             Lending::Any => !lender.only_if_named,
@@ -94,13 +94,17 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Whether memory for `bytes` more is there without pressing anybody: to grow ahead of need is worth
-    /// no eviction.
-    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+    /// Memory that is there without pressing anybody, in bytes: to grow ahead of need is worth no
+    /// eviction.
+    pub(crate) fn room_bytes(&self) -> u64 {
         let room = self.buffer.room();
         let lent = room.lenders.iter().filter(|lender| self.lending.includes(lender));
-        let lent_bytes = lent.map(|lender| lender.bytes).fold(0, u64::saturating_add);
-        room.own_bytes.saturating_add(lent_bytes) >= bytes
+        lent.map(|lender| lender.bytes).fold(room.own_bytes, u64::saturating_add)
+    }
+
+    /// Whether so much of it is there.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        self.room_bytes() >= bytes
     }
 
     /// What the cache could still take, beside `idle_bytes` of its own.

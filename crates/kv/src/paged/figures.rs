@@ -10,10 +10,9 @@ use crate::stats::KvStats;
 impl PagedCache {
     /// The figures.
     pub fn stats(&self) -> KvStats {
-        let counts = &self.shared.memory.counts;
         let block_bytes = self.layout().block_bytes();
         let state = self.shared.state();
-        let mut stats = KvStats::default();
+        let mut stats = self.shared.memory.counts.stats();
         for (_, table) in &state.tables {
             stats.sequences += 1;
             stats.tokens += table.tokens.load(Ordering::Relaxed);
@@ -30,10 +29,6 @@ impl PagedCache {
         stats.idle_bytes = stats.committed_bytes - owned_bytes;
         stats.parked_bytes = on_host * block_bytes;
         stats.mappings = stats.committed_bytes / self.buffer().chunk_bytes();
-        drop(state);
-        stats.background_growths = counts.background_growths.load(Ordering::Relaxed);
-        stats.foreground_growths = counts.foreground_growths.load(Ordering::Relaxed);
-        stats.evictions = counts.evictions.load(Ordering::Relaxed);
         stats
     }
 
@@ -59,7 +54,7 @@ impl PagedCache {
         let here = free + more(room.own_bytes, &mut lacking);
         let lends = |is_host: bool| {
             let lenders = room.lenders.iter().filter(|lender| lender.is_host == is_host);
-            let lenders = lenders.filter(|lender| shared.may_borrow(lender));
+            let lenders = lenders.filter(|lender| shared.memory.lending.includes(lender));
             lenders.map(|lender| lender.bytes).fold(0, u64::saturating_add)
         };
         let borrowed = more(lends(false), &mut lacking);
@@ -78,7 +73,7 @@ impl PagedCache {
             borrowed_tokens: shared.tokens_of(borrowed),
             host_tokens: shared.tokens_of(host),
             sequences,
-            mappings: MAPPINGS_MAX.saturating_sub(self.stats().mappings),
+            mappings: MAPPINGS_MAX.saturating_sub(shared.memory.mappings()),
         }
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
-use vmm_pool::{ElasticError, Error, Growth, LenderRoom, Place};
+use vmm_pool::{ElasticError, Error, Growth, Place};
 
 use super::state::State;
 use super::zone::Zone;
@@ -12,7 +12,7 @@ use crate::error::KvError;
 use crate::grower::Chores;
 use crate::hands::Held;
 use crate::layout::BlockLayout;
-use crate::memory::{Form, Lending, Memory, Need, count, is_shortage};
+use crate::memory::{Form, Memory, Need, count, is_shortage};
 
 /// What the handles of a cache share.
 pub(super) struct Shared {
@@ -206,22 +206,6 @@ impl Shared {
         Ok(!chunks.is_empty())
     }
 
-    /// What the device and those who lend to the cache would give without being pressed.
-    fn room_bytes(&self) -> u64 {
-        let room = self.memory.buffer.room();
-        let lenders = room.lenders.iter().filter(|lender| self.may_borrow(lender));
-        lenders.map(|lender| lender.bytes).fold(room.own_bytes, u64::saturating_add)
-    }
-
-    /// Whether a place lends to the cache.
-    pub(super) fn may_borrow(&self, lender: &LenderRoom) -> bool {
-        match &self.memory.lending {
-            Lending::Nobody => false,
-            Lending::Any => !lender.only_if_named,
-            Lending::Places(places) => places.contains(&lender.place),
-        }
-    }
-
     /// Every block that there is has a sequence.
     fn no_blocks(&self, blocks: u64, more_blocks: u64) -> Error {
         let (bytes, quota_bytes) =
@@ -318,7 +302,7 @@ impl Chores for Shared {
         if free < self.ahead_blocks.div_ceil(2) {
             let blocks = self.ahead_blocks.min(free + lacking);
             // Only what lies ready: nobody is pressed for what nobody needs yet.
-            let room_bytes = self.room_bytes();
+            let room_bytes = self.memory.room_bytes();
             let grown = self.grow(&hands, Side::Device, blocks, room_bytes);
             match &grown {
                 Ok(true) => count(&self.memory.counts.background_growths),

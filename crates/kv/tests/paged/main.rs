@@ -1,6 +1,9 @@
 //! The paged cache on a simulated device.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod harness;
+#[path = "../common/rng.rs"]
+mod rng;
 
 mod blocks;
 mod faults;

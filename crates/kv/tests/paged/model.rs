@@ -12,30 +12,10 @@ use vmm_sys::sim::FaultPlan;
 use vmm_sys::{DeviceId, ResultCode};
 
 use crate::harness::*;
+use crate::rng::Rng;
 
 const HOST: Place = Place::HostNuma(0);
 const TABLE_ROWS: usize = 16;
-
-/// The splitmix64 sequence.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end.max(1)
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
 
 /// A sequence, and what its tokens hold.
 type Written = (PagedSequence, Vec<u64>);
@@ -83,7 +63,7 @@ impl Tally {
 
 impl Run {
     fn new(seed: u64, faulty: bool) -> Run {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let chunks = 6 + rng.below(20);
         let machine = Machine::new(
             |sim| sim.device_bytes_of(0, chunks * G).seed(seed),
@@ -95,10 +75,10 @@ impl Run {
         builder = builder.host_blocks(HOST, 10 + rng.below(30) as u32);
         builder = builder.ahead_blocks(rng.below(3) as u32 * 4);
         builder = builder.keep_idle_bytes(rng.below(3) * G).tag("kv");
-        if rng.chance(40) {
+        if rng.chance(400) {
             builder = builder.lenders(Lending::Any);
         }
-        if rng.chance(20) {
+        if rng.chance(200) {
             builder = builder.quota_bytes((4 + rng.below(8)) * G);
         }
         let cache = builder.build().unwrap();
@@ -108,7 +88,7 @@ impl Run {
             let victim = evicts.lock().pop();
             victim.is_some()
         };
-        let hook = rng.chance(50).then(|| cache.on_shortage(evict));
+        let hook = rng.chance(500).then(|| cache.on_shortage(evict));
         let tenant = machine.pool.elastic(DeviceId(0)).chunk_bytes(G).build().unwrap();
         let tables = BlockTables::new(TABLE_ROWS, 256);
         let (last_stamp, row, tally) = (0, 0, Tally::default());
@@ -117,7 +97,7 @@ impl Run {
 
     /// Does `work`, during which a driver call may fail.
     fn attempt<T>(&mut self, work: impl FnOnce(&PagedCache) -> Result<T, KvError>) -> Option<T> {
-        if self.faulty && self.rng.chance(40) {
+        if self.faulty && self.rng.chance(400) {
             let codes = [ResultCode::OUT_OF_MEMORY, ResultCode::INVALID_VALUE];
             let code = codes[self.rng.below(2) as usize];
             let at = 1 + self.rng.below(24);
@@ -194,7 +174,7 @@ impl Run {
             88..94 => {
                 let bytes = self.rng.below(12) * G;
                 let tenant = &self.tenant;
-                let _short = match self.rng.chance(50) {
+                let _short = match self.rng.chance(500) {
                     true => tenant.grow_to(bytes),
                     false => tenant.shrink_to(bytes),
                 };
