@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use slab::Slab;
+use super::links::Links;
 
 /// What becomes of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +25,6 @@ struct Entry {
     used: Use,
     /// Chunks of each part that stand, from the first on.
     stands: u64,
-    /// By chunk of a part, as far as there are any: the group of slots that share it.
-    links: Vec<Option<usize>>,
     /// Some of its memory may lie elsewhere than at home.
     is_elsewhere: bool,
     /// There may be memory behind what stands, to be taken away.
@@ -45,10 +43,8 @@ pub(super) struct Books {
     left: Vec<u32>,
     rests: Vec<u32>,
     asks: Vec<u32>,
-    /// In how many slots a shared chunk stands.
-    groups: Slab<u32>,
-    /// Chunks that are another slot's too, once for each slot but the first.
-    extra: u64,
+    /// Which chunks are another slot's too.
+    pub(super) links: Links,
     /// Chunks in free slots, and in those that were left.
     idle: u64,
     /// Chunks in all slots.
@@ -58,13 +54,7 @@ pub(super) struct Books {
 
 impl Books {
     pub(super) fn new(slots: u32) -> Books {
-        let entry = |_| Entry {
-            used: Use::Free,
-            stands: 0,
-            links: Vec::new(),
-            is_elsewhere: false,
-            has_rest: false,
-        };
+        let entry = |_| Entry { used: Use::Free, stands: 0, is_elsewhere: false, has_rest: false };
         Books {
             entries: (0..slots).map(entry).collect(),
             warm: BTreeSet::new(),
@@ -72,8 +62,7 @@ impl Books {
             left: Vec::new(),
             rests: Vec::new(),
             asks: Vec::new(),
-            groups: Slab::new(),
-            extra: 0,
+            links: Links::new(slots),
             idle: 0,
             standing: 0,
             open: 0,
@@ -118,10 +107,6 @@ impl Books {
         self.standing
     }
 
-    pub(super) fn extra(&self) -> u64 {
-        self.extra
-    }
-
     /// Opens a free slot for who needs `chunks` of each part: the shortest that has enough, else the
     /// longest, else an empty one.
     pub(super) fn open(&mut self, chunks: u64) -> Option<u32> {
@@ -156,9 +141,9 @@ impl Books {
     pub(super) fn leave(&mut self, slot: u32) {
         self.open -= 1;
         self.idle += self.stands(slot);
-        let is_linked = self.is_shared(slot);
+        let is_linked = self.links.is_shared(slot);
         if !is_linked {
-            self.unlink(slot, 0);
+            self.links.unlink(slot, 0);
         }
         let entry = self.entry(slot);
         if is_linked || entry.is_elsewhere {
@@ -230,7 +215,7 @@ impl Books {
 
     /// There is nothing behind the first `chunks` any more.
     pub(super) fn rest_is_gone(&mut self, slot: u32, chunks: u64) {
-        self.unlink(slot, chunks);
+        self.links.unlink(slot, chunks);
         // Its sequence may have written more off meanwhile.
         if self.stands(slot) == chunks {
             self.entry(slot).has_rest = false;
@@ -241,7 +226,7 @@ impl Books {
     /// Whether chunks behind what stands are shared, and must not be used for what is there.
     pub(super) fn rest_is_linked(&self, slot: u32) -> bool {
         let entry = &self.entries[slot as usize];
-        entry.has_rest && entry.links.len() as u64 > entry.stands
+        entry.has_rest && self.links.chunks(slot) > entry.stands
     }
 
     /// Writes off part of a free slot, the longest, if more than `keep` chunks are idle. Returns how
@@ -273,7 +258,7 @@ impl Books {
 
     /// What stood in a slot that was left is gone.
     pub(super) fn is_emptied(&mut self, slot: u32) {
-        self.unlink(slot, 0);
+        self.links.unlink(slot, 0);
         self.set_stands(slot, 0);
         self.rest_is_gone(slot, 0);
         let entry = self.entry(slot);
@@ -300,85 +285,18 @@ impl Books {
         let is_idle = self.idle > keep && !self.warm.is_empty();
         is_idle || !(self.asks.is_empty() && self.left.is_empty() && self.rests.is_empty())
     }
-}
-
-/// Chunks that several slots share.
-impl Books {
-    /// The first `chunks` of each part of `from` stand in `to` as well.
-    pub(super) fn link(&mut self, from: u32, to: u32, chunks: u64) {
-        let chunks = chunks as usize; // slots of a buffer are counted in 32 bits
-        let mut links = std::mem::take(&mut self.entry(from).links);
-        if links.len() < chunks {
-            links.resize(chunks, None);
-        }
-        let mut others = Vec::with_capacity(chunks);
-        for link in links.iter_mut().take(chunks) {
-            let group = *link.get_or_insert_with(|| self.groups.insert(1));
-            if let Some(count) = self.groups.get_mut(group) {
-                *count += 1;
-                self.extra += 1;
-            }
-            others.push(Some(group));
-        }
-        self.entry(from).links = links;
-        self.entry(to).links = others;
-    }
-
-    /// Chunks from `first` on have nothing to do with other slots any more.
-    pub(super) fn unlink(&mut self, slot: u32, first: u64) {
-        let links = &mut self.entries[slot as usize].links;
-        let gone: Vec<usize> = links.drain(links.len().min(first as usize)..).flatten().collect();
-        gone.into_iter().for_each(|group| self.part(group));
-    }
-
-    /// The same for one chunk.
-    pub(super) fn unlink_one(&mut self, slot: u32, chunk: u64) {
-        let link = self.entry(slot).links.get_mut(chunk as usize).and_then(Option::take);
-        link.into_iter().for_each(|group| self.part(group));
-    }
-
-    fn part(&mut self, group: usize) {
-        let Some(count) = self.groups.get_mut(group) else { return };
-        *count -= 1;
-        match *count {
-            0 => drop(self.groups.try_remove(group)),
-            _ => self.extra -= 1,
-        }
-    }
-
-    /// Whether another slot has that chunk too.
-    pub(super) fn is_chunk_shared(&self, slot: u32, chunk: u64) -> bool {
-        let link = self.entries[slot as usize].links.get(chunk as usize).copied().flatten();
-        link.is_some_and(|group| self.groups.get(group).is_some_and(|count| *count > 1))
-    }
-
-    /// Whether another slot has any of its chunks too.
-    pub(super) fn is_shared(&self, slot: u32) -> bool {
-        let links = self.entries[slot as usize].links.len() as u64;
-        (0..links).any(|chunk| self.is_chunk_shared(slot, chunk))
-    }
 
     /// Whether the columns are what the slots say.
     pub(super) fn verify(&self) -> Result<(), String> {
+        self.links.verify()?;
         let sum = |of: &dyn Fn(&Entry) -> u64| self.entries.iter().map(of).sum::<u64>();
         let standing = sum(&|it| it.stands);
         let idle = sum(&|it| if it.used == Use::Open { 0 } else { it.stands });
         let open = sum(&|it| u64::from(it.used == Use::Open));
-        let mut counts = vec![0u32; self.groups.iter().map(|(at, _)| at + 1).max().unwrap_or(0)];
-        for group in self.entries.iter().flat_map(|it| it.links.iter().flatten()) {
-            let count = counts.get_mut(*group).ok_or(format!("group {group} is gone"))?;
-            *count += 1;
-        }
-        for (group, count) in &self.groups {
-            if counts[group] != *count {
-                return Err(format!("group {group}: {count} slots, found {}", counts[group]));
-            }
-        }
-        let extra: u64 = counts.iter().map(|count| u64::from(count.saturating_sub(1))).sum();
-        let found = (standing, idle, open, extra);
-        let known = (self.standing, self.idle, self.open, self.extra);
+        let found = (standing, idle, open);
+        let known = (self.standing, self.idle, self.open);
         if found != known {
-            return Err(format!("standing, idle, open, extra: {known:?}, found {found:?}"));
+            return Err(format!("standing, idle, open: {known:?}, found {found:?}"));
         }
         for (slot, entry) in (0u32..).zip(&self.entries) {
             let places = usize::from(self.warm.contains(&(entry.stands, slot)))
@@ -392,7 +310,7 @@ impl Books {
             if (places, left) != wanted {
                 return Err(format!("slot {slot} is {:?} and listed {places}, {left}", entry.used));
             }
-            if entry.used == Use::Free && !entry.links.is_empty() && !entry.has_rest {
+            if entry.used == Use::Free && self.links.chunks(slot) > 0 && !entry.has_rest {
                 return Err(format!("slot {slot} is free and linked"));
             }
             if entry.has_rest != self.rests.contains(&slot) {

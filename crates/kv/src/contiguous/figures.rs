@@ -37,7 +37,7 @@ impl ContiguousCache {
         let standing_bytes = geometry.bytes(books.standing());
         // A buffer that sleeps without its contents has none.
         let (at_addresses_bytes, committed_bytes) = match elastic.asleep {
-            Some(_) => (standing_bytes, geometry.bytes(books.standing() - books.extra())),
+            Some(_) => (standing_bytes, geometry.bytes(books.standing() - books.links.extra())),
             None => (elastic.committed_bytes, elastic.physical_bytes),
         };
         let mut stats = KvStats {

@@ -62,7 +62,13 @@ impl Sequence {
         let geometry = &core.geometry;
         let all = |slot| geometry.ranges(slot, 0..chunks);
         let need = Need { tokens, bytes: geometry.bytes(chunks) };
-        core.with_room(need, |_| {
+        core.with_room(need, |held| {
+            // Growth that was under way for the slot's last sequence may have come.
+            core.books().write_off(number, 0);
+            let has_rest = core.books().has_rest(number);
+            if has_rest {
+                core.take_rest(held, number)?;
+            }
             let shared: Result<(), Error> = all(self.number)
                 .zip(all(number))
                 .try_for_each(|(from, to)| core.memory.buffer.share(from, to.start).map(drop));
@@ -75,7 +81,7 @@ impl Sequence {
                 return Err(error);
             }
             let mut books = core.books();
-            books.link(self.number, number, chunks);
+            books.links.link(self.number, number, chunks);
             books.set_stands(number, chunks);
             books.follow(self.number, number);
             core.publish(&books, number);
@@ -91,7 +97,7 @@ impl Sequence {
             return Ok(());
         }
         let chunk = geometry.chunk_of(self.tokens());
-        let is_shared = core.books().is_chunk_shared(self.number, chunk);
+        let is_shared = core.books().links.is_chunk_shared(self.number, chunk);
         if is_shared {
             // Tokens of it that are there already need no place.
             let need = Need { tokens: geometry.tokens_in(1), bytes: geometry.bytes(1) };
@@ -102,7 +108,7 @@ impl Sequence {
                 Ok(())
             })?;
         }
-        core.books().unlink_one(self.number, chunk);
+        core.books().links.unlink_one(self.number, chunk);
         self.own_from = chunk * geometry.chunk_bytes;
         Ok(())
     }

@@ -26,7 +26,7 @@
 //! # }
 //! ```
 //!
-//! `geometry`, `books`, `slot`: which chunks are whose, in plain numbers. `core`: memory comes and goes.
+//! `geometry`, `books`, `links`, `slot`: which chunks are whose, in plain numbers. `core`: memory comes and goes.
 //! `sequence`: the hot path. `fork`: chunks in common. `park`: other places. `figures`, `verify`: what it
 //! looks like, and whether that is right. `builder`: settings.
 
@@ -36,6 +36,7 @@ mod core;
 mod figures;
 mod fork;
 mod geometry;
+mod links;
 mod park;
 mod sequence;
 mod slot;

@@ -101,7 +101,7 @@ impl Core {
         let moved = buffer.migrate(Move::to(place).range(self.geometry.span(slot)))?;
         let is_home = place == Place::Device(buffer.device());
         // A chunk that moved is nobody else's any more. One that lay there already may be.
-        let is_linked = self.books().is_shared(slot);
+        let is_linked = self.books().links.is_shared(slot);
         let pieces = if is_linked { buffer.pieces() } else { Vec::new() };
         let mut books = self.books();
         for chunk in 0..books.stands(slot) {
@@ -110,7 +110,7 @@ impl Core {
                 at.is_ok_and(|at| pieces[at].shared)
             };
             if !self.geometry.ranges(slot, chunk..chunk + 1).any(shared) {
-                books.unlink_one(slot, chunk);
+                books.links.unlink_one(slot, chunk);
             }
         }
         books.set_elsewhere(slot, !is_home);

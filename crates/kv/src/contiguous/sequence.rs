@@ -141,7 +141,8 @@ impl Sequence {
         Ok(self.asks_ahead())
     }
 
-    /// Finds out up to where there is nothing to do, all of it being the sequence's own to write. Returns whether it asked for more beyond.
+    /// Finds out up to where there is nothing to do, all of it being the sequence's own to write. Returns
+    /// whether it asked for more beyond.
     fn asks_ahead(&mut self) -> bool {
         let core = &*self.handle.core;
         let usable_chunks = self.slot.usable_chunks();

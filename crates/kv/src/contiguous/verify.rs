@@ -64,7 +64,7 @@ impl Core {
             for range in self.geometry.ranges(slot, chunk..chunk + 1) {
                 match pieces.get(&range.start) {
                     None => return Err(format!("slot {slot}: chunk {chunk} is missing")),
-                    Some(true) if !books.is_chunk_shared(slot, chunk) => {
+                    Some(true) if !books.links.is_chunk_shared(slot, chunk) => {
                         return Err(format!("slot {slot}: chunk {chunk} is another's too"));
                     }
                     Some(_) => {}
