@@ -8,7 +8,7 @@ use crate::room::{KvRoom, MAPPINGS_MAX};
 use crate::stats::KvStats;
 
 impl PagedCache {
-    /// The figures.
+    /// The figures, all of one moment. While the cache sleeps they say what it will have when it wakes.
     pub fn stats(&self) -> KvStats {
         let block_bytes = self.layout().block_bytes();
         let state = self.shared.state();

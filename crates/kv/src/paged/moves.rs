@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::shared::{Shared, Side};
-use super::state::new_version;
+use super::state::{State, new_version};
 use super::zone::Shift;
 use crate::error::KvError;
 
@@ -69,27 +69,18 @@ impl Shared {
                 expected: "blocks on the host, where parked sequences lie".to_owned(),
             });
         }
-        let own = self.entries_where(key, |shared, block| {
-            let state = shared.state();
-            !state.is_on_host(block) && state.device.refs(block) == 1
-        });
+        let own = self.state().entries_where(key, |state, block| state.device.refs(block) == 1);
         let held = self.obtain_on_host(own.len() as u64)?;
         // Blocks of its own stay its own; where they lie may have changed meanwhile.
-        self.shift(key, own.into_iter().map(|(at, _)| at).zip(held).collect(), true)
+        self.shift(key, own.into_iter().zip(held).collect(), true)
     }
 
     /// Moves the blocks of a table that lie on the host to the device. Returns the bytes.
     pub(super) fn resume(&self, key: usize) -> Result<u64, KvError> {
-        let away = self.entries_where(key, |shared, block| shared.state().is_on_host(block));
+        let away = self.state().entries_where(key, State::is_on_host);
         let blocks = away.len() as u64;
         let held = self.obtain(blocks, self.tokens_of(blocks))?;
-        self.shift(key, away.into_iter().map(|(at, _)| at).zip(held).collect(), false)
-    }
-
-    /// The entries of a table that are so, with their blocks.
-    fn entries_where(&self, key: usize, is_so: impl Fn(&Shared, u32) -> bool) -> Vec<(usize, u32)> {
-        let table = self.state().tables.get(key).map_or(Vec::new(), |table| table.blocks.clone());
-        table.into_iter().enumerate().filter(|(_, block)| is_so(self, *block)).collect()
+        self.shift(key, away.into_iter().zip(held).collect(), false)
     }
 
     /// Copies blocks of a table to others, which are held, and puts these in their place.

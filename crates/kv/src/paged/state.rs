@@ -148,6 +148,17 @@ impl State {
         }
     }
 
+    /// At which places of a table blocks are so.
+    pub(super) fn entries_where(
+        &self,
+        key: usize,
+        is_so: impl Fn(&State, u32) -> bool,
+    ) -> Vec<usize> {
+        let blocks = self.tables.get(key).map_or(&[][..], |table| &table.blocks);
+        let found = blocks.iter().enumerate().filter(|(_, block)| is_so(self, **block));
+        found.map(|(at, _)| at).collect()
+    }
+
     /// Whether a block lies in the host's zone.
     pub(super) fn is_on_host(&self, block: u32) -> bool {
         self.host.as_ref().is_some_and(|host| host.has(block))

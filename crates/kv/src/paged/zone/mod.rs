@@ -5,65 +5,17 @@
 //! it stands and touches no block that is taken. Where the length of a chunk is no multiple of a block's,
 //! a block touches several.
 
+mod geometry;
 mod packing;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
+pub(super) use geometry::Geometry;
 pub(super) use packing::Shift;
 
 use super::bits::Bits;
-
-/// Where a zone's blocks and chunks lie in the buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Geometry {
-    pub(super) first_block: u32,
-    pub(super) blocks: u32,
-    pub(super) block_bytes: u64,
-    pub(super) chunk_bytes: u64,
-    /// Whether the first block's memory stays while any block is taken.
-    pub(super) keeps_first: bool,
-}
-
-impl Geometry {
-    /// The zone's bytes, those of chunks it touches at its ends included.
-    pub(super) fn bytes(&self) -> Range<u64> {
-        let start = u64::from(self.first_block) * self.block_bytes;
-        let end = start + u64::from(self.blocks) * self.block_bytes;
-        start / self.chunk_bytes * self.chunk_bytes..end.next_multiple_of(self.chunk_bytes)
-    }
-
-    fn first_chunk(&self) -> u64 {
-        self.bytes().start / self.chunk_bytes
-    }
-
-    fn chunks(&self) -> u32 {
-        let bytes = self.bytes();
-        // The builder has refused more.
-        ((bytes.end - bytes.start) / self.chunk_bytes) as u32
-    }
-
-    /// The chunks, counted from the zone's first, that a block, counted so too, touches.
-    fn chunks_of(&self, index: u32) -> Range<u32> {
-        let start = u64::from(self.first_block + index) * self.block_bytes;
-        let (first, last) =
-            (start / self.chunk_bytes, (start + self.block_bytes - 1) / self.chunk_bytes);
-        // Below `chunks`.
-        (first - self.first_chunk()) as u32..(last - self.first_chunk() + 1) as u32
-    }
-
-    /// The blocks that touch a chunk.
-    fn blocks_in(&self, chunk: u32) -> Range<u32> {
-        let start = (self.first_chunk() + u64::from(chunk)) * self.chunk_bytes;
-        let end = start + self.chunk_bytes;
-        let first_block = u64::from(self.first_block);
-        let first = (start / self.block_bytes).saturating_sub(first_block);
-        let last = end.div_ceil(self.block_bytes).saturating_sub(first_block);
-        // At most `blocks`.
-        first as u32..last.min(u64::from(self.blocks)) as u32
-    }
-}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Chunk {

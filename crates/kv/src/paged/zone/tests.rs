@@ -115,6 +115,21 @@ fn few_moves_at_a_time_come_to_the_same() {
     assert!(moves <= 35, "{moves}");
 }
 
+#[test]
+fn what_is_on_its_way_is_not_packed() {
+    let mut zone = Zone::new(geometry(4, 16, 0, 40));
+    grow(&mut zone, 40);
+    let first = zone.take().unwrap();
+    zone.hold(21);
+    zone.hold(30);
+    zone.settle(30);
+    assert_eq!(zone.plan_pack(u64::MAX), [Shift { from: 30, to: 1 }]);
+    zone.settle(21);
+    assert_eq!(pack(&mut zone, 1), [Shift { from: 30, to: 1 }]);
+    assert_eq!(pack(&mut zone, 1), [Shift { from: 21, to: 2 }]);
+    assert_eq!((zone.refs(first), zone.refs(1), zone.refs(2)), (1, 1, 1));
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Grow(u8),
