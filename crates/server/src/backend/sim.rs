@@ -66,7 +66,7 @@ pub struct SimBackend {
     weights_bytes: u64,
     bytes: Bytes,
     time: TimeModel,
-    /// The bytes of one run: kept, so that a step allocates nothing.
+    /// The bytes of one run, kept from one to the next.
     scratch: Vec<u8>,
     /// Where the next sample is taken: moves through all positions.
     sample: usize,
@@ -151,6 +151,8 @@ impl Backend for SimBackend {
     fn step(&mut self, batch: &Batch<'_>) -> Result<StepDone, BackendError> {
         let mut checks = Vec::with_capacity(batch.sequences.len());
         if self.bytes == Bytes::Checked {
+            // The host reads and writes: copies that the cache has enqueued come first.
+            batch.stream.synchronize()?;
             for step in batch.sequences {
                 self.write(batch, step)?;
             }
