@@ -40,10 +40,13 @@ pub struct Meters {
     handle: PrometheusHandle,
 }
 
+/// One of the figures.
+type Read<T> = fn(&T) -> u64;
+
 /// The meters of one model.
 pub struct ModelMeters {
-    counters: Vec<(Counter, fn(&EngineFigures) -> u64)>,
-    gauges: Vec<(Gauge, fn(&EngineFigures) -> u64)>,
+    counters: Vec<(Counter, Read<EngineFigures>)>,
+    gauges: Vec<(Gauge, Read<EngineFigures>)>,
     step_us: Histogram,
     handle: PrometheusHandle,
 }
@@ -72,10 +75,10 @@ impl Meters {
 
     /// The meters of one model.
     pub fn model(&self, model: &str) -> ModelMeters {
-        let counter = |name, kind, read: fn(&EngineFigures) -> u64| {
+        let counter = |name, kind, read: Read<EngineFigures>| {
             (self.recorder.register_counter(&key(name, model, kind), &METADATA), read)
         };
-        let gauge = |name, kind, read: fn(&EngineFigures) -> u64| {
+        let gauge = |name, kind, read: Read<EngineFigures>| {
             (self.recorder.register_gauge(&key(name, model, kind), &METADATA), read)
         };
         const NONE: Option<(&str, &str)> = None;
@@ -121,7 +124,7 @@ impl Meters {
     /// Everything, the pool's present figures included, in Prometheus' text form.
     pub fn render(&self, pool: &Pool) -> String {
         for (device, stats) in pool.stats().devices {
-            let kinds: [(&'static str, fn(&DeviceStats) -> u64); 7] = [
+            let kinds: [(&str, Read<DeviceStats>); 7] = [
                 ("held", |it| it.held_bytes),
                 ("elastic", |it| it.elastic_bytes),
                 ("stock", |it| it.stock_bytes),

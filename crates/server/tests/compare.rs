@@ -1,5 +1,7 @@
 //! The comparison, at a small size: what it is to show, and that it shows the same every time.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use clap::Parser;
 use vmm_server::cache::Form;
 use vmm_server::compare::{CompareArgs, Growth, Row, run, table};

@@ -1,5 +1,7 @@
 //! The server over its HTTP interface, on the simulated device: 127.0.0.1, any free port.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::net::SocketAddr;
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! The programs themselves: started, asked, ended by a signal.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 

@@ -1,5 +1,6 @@
 //! The simulated device: bytes through the buffer, or none; time from a model.
 
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -65,7 +66,7 @@ pub struct SimBackend {
     weights_bytes: u64,
     bytes: Bytes,
     time: TimeModel,
-    /// The bytes of one run: kept, so that a step allocates nothing.
+    /// The bytes of one run, kept from one to the next.
     scratch: Vec<u8>,
     /// Where the next sample is taken: moves through all positions.
     sample: usize,
@@ -133,9 +134,9 @@ impl SimBackend {
     fn looked_at(&mut self, step: &SequenceStep<'_>) -> Vec<Range<usize>> {
         let count = step.tokens.len();
         if step.whole || count <= WHOLE_TOKENS {
-            return vec![0..count];
+            return iter::once(0..count).collect();
         }
-        let mut looked_at = vec![step.new_from..count];
+        let mut looked_at: Vec<_> = iter::once(step.new_from..count).collect();
         for _ in 0..SAMPLE_TOKENS {
             // A prime step: samples of successive steps come to every position.
             self.sample = self.sample.wrapping_add(7919);
@@ -154,6 +155,8 @@ impl Backend for SimBackend {
     fn step(&mut self, batch: &Batch<'_>) -> Result<StepDone, BackendError> {
         let mut checks = Vec::with_capacity(batch.sequences.len());
         if self.bytes == Bytes::Checked {
+            // The host reads and writes: copies that the cache has enqueued come first.
+            batch.stream.synchronize()?;
             for step in batch.sequences {
                 self.write(batch, step)?;
             }

@@ -52,7 +52,7 @@ pub struct Row {
     pub dropped: u64,
     /// Tokens that were answered.
     pub answered_tokens: u64,
-    /// Most memory of the cache, borrowed memory included.
+    /// Most memory of the cache, wherever it lies: what is borrowed, and parked on the host, included.
     pub peak_committed_bytes: u64,
     /// Most memory that was borrowed.
     pub peak_borrowed_bytes: u64,

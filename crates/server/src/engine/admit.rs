@@ -41,9 +41,12 @@ impl Engine {
         if self.running.iter().any(|task| task.is_parked) {
             return None;
         }
+        let prompts = self.running.iter().map(Task::unwritten).filter(|count| *count > 1);
+        let mut unwritten: usize = prompts.sum();
         while let Some(task) = self.waiting.front() {
             let active = self.running.len();
-            if active >= self.settings.max_running {
+            // Memory for prompts that the next step does not come to can wait.
+            if active >= self.settings.max_running || unwritten >= self.settings.prefill_tokens {
                 return None;
             }
             let tokens = task.tokens.len() as u64;
@@ -54,7 +57,8 @@ impl Engine {
             }
             match self.cache.open(tokens) {
                 Ok(sequence) => {
-                    let Some(mut task) = self.waiting.pop_front() else { return None };
+                    let mut task = self.waiting.pop_front()?;
+                    unwritten += task.tokens.len();
                     task.sequence = Some(sequence);
                     let older = |other: &Task| other.number < task.number;
                     let at = self.running.partition_point(older);

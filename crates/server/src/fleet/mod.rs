@@ -5,6 +5,7 @@
 
 mod runner;
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -62,15 +63,15 @@ pub struct Stopped {
 
 impl Fleet {
     /// Starts a thread for each engine. `idle` is how long a model stays awake without requests;
-    /// for ever if none. All but the first sleep until they are asked.
+    /// until another is short of memory if none.
     ///
     /// # Errors
-    /// A model that cannot fall asleep; the system's, for threads.
+    /// The system's, for threads.
     pub fn start(
         pool: &Pool,
         engines: Vec<(Engine, ModelMeters)>,
         idle: Option<Duration>,
-    ) -> Result<Fleet, std::io::Error> {
+    ) -> io::Result<Fleet> {
         let mut models = Vec::new();
         let mut parts: Vec<(Engine, ModelMeters, Receiver<Command>)> = Vec::new();
         for (engine, meters) in engines {
@@ -116,10 +117,16 @@ impl Fleet {
             let _ = model.commands.send(Command::Stop { grace });
         }
         let threads = std::mem::take(&mut *self.threads.lock());
-        let ended = threads.into_iter().map(|thread| thread.join().unwrap_or_default());
-        let names = self.models.iter().map(|model| model.spec.name.clone());
-        let counts = names.zip(ended).collect();
+        let (mut counts, mut panicked) = (Vec::new(), Ok(()));
+        for (model, thread) in self.models.iter().zip(threads) {
+            let name = model.spec.name.clone();
+            match thread.join() {
+                Ok(counted) => counts.push((name, counted)),
+                Err(_) => panicked = Err(format!("the thread of model {name} panicked")),
+            }
+        }
         let (held_bytes, verdict) = self.judge();
+        let verdict = panicked.and(verdict);
         Stopped { counts, held_bytes, verdict }
     }
 

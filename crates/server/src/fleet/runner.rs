@@ -26,6 +26,8 @@ pub(super) struct Runner {
     idle: Option<Duration>,
     idle_since: Instant,
     published: Instant,
+    /// Something happened since.
+    changed: bool,
     /// Until when requests may go on, once the server ends.
     deadline: Option<Instant>,
 }
@@ -41,8 +43,18 @@ impl Runner {
     ) -> Runner {
         let (idle_since, published) = (Instant::now(), Instant::now());
         let (model, models) = (model.clone(), models.clone());
-        let deadline = None;
-        Runner { engine, meters, commands, model, models, idle, idle_since, published, deadline }
+        Runner {
+            engine,
+            meters,
+            commands,
+            model,
+            models,
+            idle,
+            idle_since,
+            published,
+            changed: false,
+            deadline: None,
+        }
     }
 
     /// Until the server ends.
@@ -56,6 +68,7 @@ impl Runner {
             let wait = match self.engine.tick() {
                 Tick::Stepped(figures) => {
                     self.meters.step(&figures);
+                    self.changed = true;
                     // Whoever is still short says so again.
                     self.model.sleep_wanted.store(false, Ordering::Relaxed);
                     self.idle_since = Instant::now();
@@ -72,7 +85,8 @@ impl Runner {
                     Some(IDLE_WAIT)
                 }
             };
-            if wait.is_some() || self.published.elapsed() >= PUBLISH_EVERY {
+            let is_new = self.changed && self.engine.requests() == 0;
+            if is_new || self.published.elapsed() >= PUBLISH_EVERY {
                 self.publish();
             }
             if let Some(wait) = wait {
@@ -103,7 +117,10 @@ impl Runner {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Submit(job) => self.engine.submit(job),
+            Command::Submit(job) => {
+                self.changed = true;
+                self.engine.submit(job);
+            }
             Command::Sleep(reply) => {
                 let slept = self.engine.sleep().map(drop);
                 self.publish();
@@ -151,5 +168,6 @@ impl Runner {
         self.meters.publish(&figures);
         *self.model.figures.lock() = figures;
         self.published = Instant::now();
+        self.changed = false;
     }
 }

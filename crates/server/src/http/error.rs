@@ -21,7 +21,7 @@ pub struct ErrorBody {
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     status: StatusCode,
-    body: ErrorBody,
+    body: Box<ErrorBody>,
     retry_after_s: Option<u32>,
 }
 
@@ -30,7 +30,7 @@ const RETRY_AFTER_S: u32 = 1;
 
 impl Failure {
     pub(super) fn new(status: StatusCode, error: impl Into<String>) -> Failure {
-        let body = ErrorBody { error: error.into(), refusal: None };
+        let body = Box::new(ErrorBody { error: error.into(), refusal: None });
         Failure { status, body, retry_after_s: None }
     }
 
@@ -54,11 +54,11 @@ impl Failure {
     /// There was no room.
     pub(super) fn refused(refusal: Refusal) -> Failure {
         if refusal.kind == RefusalKind::Stopping {
-            return Failure { body: body_of(refusal), ..Failure::stopping() };
+            return Failure { body: Box::new(body_of(refusal)), ..Failure::stopping() };
         }
         Failure {
             status: StatusCode::TOO_MANY_REQUESTS,
-            body: body_of(refusal),
+            body: Box::new(body_of(refusal)),
             retry_after_s: Some(RETRY_AFTER_S),
         }
     }
@@ -75,7 +75,7 @@ pub(super) fn body_of(refusal: Refusal) -> ErrorBody {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body)).into_response();
+        let mut response = (self.status, Json(*self.body)).into_response();
         if let Some(seconds) = self.retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }

@@ -1,6 +1,6 @@
 //! A pool on the simulated device, and an engine on it.
 
-#![allow(dead_code)] // each test program uses a part of it
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::sync::Arc;
 
