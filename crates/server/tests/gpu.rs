@@ -1,6 +1,8 @@
 //! Steps on a GPU: every word that is written is read again, in each layout, and a wrong one is
 //! noticed. Says so and passes where there is no GPU, or no NVRTC.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::sync::Arc;
 
 use vmm_kv::{BlockLayout, Dtype, KvShape, Order, SequenceLayout};
@@ -45,58 +47,68 @@ fn tokens(count: usize, seed: u32) -> Vec<u32> {
     (0..count as u32).map(|i| i.wrapping_mul(2_654_435_761) ^ seed).collect()
 }
 
-/// Runs a prefill and a decode step, and spoils a word then.
-fn check(
-    gpu: &mut Gpu,
-    stream: &Stream,
-    buffer: &ElasticBuffer,
-    weights: &ElasticBuffer,
-    layout: Layout<'_>,
+/// A cache's memory, and a byte of its first sequence.
+struct Ground<'a> {
+    stream: Stream,
+    buffer: ElasticBuffer,
+    weights: ElasticBuffer,
+    layout: Layout<'a>,
     places: [u64; 3],
-    pattern: &Pattern,
+    pattern: Pattern,
     spoilt_at: u64,
-) {
-    gpu.load_weights(weights).unwrap();
-    let all = [tokens(701, 1), tokens(1, 2), tokens(256, 3)];
-    let run = |gpu: &mut Gpu, cut: usize, new: [usize; 3]| {
-        let sequences: Vec<_> = (0..3)
-            .map(|i| step(places[i], &all[i][..all[i].len() - cut.min(all[i].len() - 1)], new[i]))
-            .collect();
-        let batch = Batch {
-            buffer,
-            stream,
-            layout,
-            sequences: &sequences,
+}
+
+impl Ground<'_> {
+    /// The checks that a step gives.
+    fn step(
+        &self,
+        gpu: &mut Gpu,
+        sequences: &[SequenceStep<'_>],
+    ) -> Result<Vec<u32>, BackendError> {
+        let _using = self.buffer.use_on(&self.stream)?;
+        let done = gpu.step(&Batch {
+            buffer: &self.buffer,
+            stream: &self.stream,
+            layout: self.layout,
+            sequences,
             read: ReadBytes::default(),
-            weights: Some(weights),
+            weights: Some(&self.weights),
+        });
+        Ok(done?.checks)
+    }
+
+    /// A prefill and a decode step; then weights and a word of the cache are spoilt.
+    fn check(&self, gpu: &mut Gpu) -> Result<(), BackendError> {
+        gpu.load_weights(&self.weights)?;
+        let all = [tokens(701, 1), tokens(1, 2), tokens(256, 3)];
+        let expected = |steps: &[SequenceStep<'_>]| -> Vec<u32> {
+            steps.iter().map(|it| self.pattern.check(it.tokens)).collect()
         };
-        let using = buffer.use_on(stream).unwrap();
-        let done = gpu.step(&batch).unwrap();
-        drop(using);
-        let expected: Vec<u32> = sequences.iter().map(|it| pattern.check(it.tokens)).collect();
-        (done.checks, expected)
-    };
-    let (found, expected) = run(gpu, 1, [700, 1, 255]);
-    assert_eq!(found, expected, "prefill");
-    let (found, expected) = run(gpu, 0, [1, 0, 1]);
-    assert_eq!(found, expected, "decode");
-    weights.write(1 << 20, &[0xaa]).unwrap();
-    let batch = |sequences| Batch {
-        buffer,
-        stream,
-        layout,
-        sequences,
-        read: ReadBytes::default(),
-        weights: Some(weights),
-    };
-    let one = [step(places[1], &all[1], 0)];
-    let refused = gpu.step(&batch(&one));
-    assert!(matches!(refused, Err(BackendError::Weights { .. })), "{refused:?}");
-    gpu.load_weights(weights).unwrap();
-    buffer.write(spoilt_at, &[0xaa]).unwrap();
-    let (found, expected) = run(gpu, 0, [0, 0, 0]);
-    assert_ne!(found[0], expected[0], "a wrong byte was not noticed");
-    assert_eq!(found[1..], expected[1..]);
+        let parts = |lengths: [usize; 3], new: [usize; 3]| -> Vec<SequenceStep<'_>> {
+            (0..3).map(|i| step(self.places[i], &all[i][..lengths[i]], new[i])).collect()
+        };
+        let prefill = parts([700, 1, 255], [700, 1, 255]);
+        assert_eq!(self.step(gpu, &prefill)?, expected(&prefill), "prefill");
+        let decode = parts([701, 1, 256], [1, 0, 1]);
+        assert_eq!(self.step(gpu, &decode)?, expected(&decode), "decode");
+
+        self.weights.write(1 << 20, &[0xaa])?;
+        let read = parts([701, 1, 256], [0; 3]);
+        let refused = self.step(gpu, &read);
+        assert!(matches!(refused, Err(BackendError::Weights { .. })), "{refused:?}");
+        gpu.load_weights(&self.weights)?;
+        self.buffer.write(self.spoilt_at, &[0xaa])?;
+        let (found, expected) = (self.step(gpu, &read)?, expected(&read));
+        assert_ne!(found[0], expected[0], "a wrong byte was not noticed");
+        assert_eq!(found[1..], expected[1..]);
+        Ok(())
+    }
+}
+
+fn committed(pool: &Pool, bytes: u64) -> Result<ElasticBuffer, vmm_pool::Error> {
+    let buffer = pool.elastic(DEVICE).capacity_bytes(bytes).build()?;
+    buffer.grow_to(bytes)?;
+    Ok(buffer)
 }
 
 fn contiguous(order: Order) {
@@ -106,22 +118,13 @@ fn contiguous(order: Order) {
     let pattern = Pattern::new(&shape, MODEL_HEADS).unwrap();
     let layout = SequenceLayout::aligned(shape, 1000, order, 2 << 20).unwrap();
     let span = layout.span_bytes();
-    let buffer = pool.elastic(DEVICE).capacity_bytes(3 * span).build().unwrap();
-    buffer.grow_to(3 * span).unwrap();
-    let weights = pool.elastic(DEVICE).capacity_bytes(64 << 20).build().unwrap();
-    weights.grow_to(64 << 20).unwrap();
+    let buffer = committed(&pool, 3 * span).unwrap();
+    let weights = committed(&pool, 64 << 20).unwrap();
     let places = [0, span, 2 * span].map(|offset| buffer.address() + offset);
     let spoilt_at = layout.offset(2, vmm_kv::Part::Value, 300, 3);
-    check(
-        &mut gpu,
-        &stream,
-        &buffer,
-        &weights,
-        Layout::Contiguous(&layout),
-        places,
-        &pattern,
-        spoilt_at,
-    );
+    let layout = Layout::Contiguous(&layout);
+    let ground = Ground { stream, buffer, weights, layout, places, pattern, spoilt_at };
+    ground.check(&mut gpu).unwrap();
 }
 
 #[test]
@@ -142,16 +145,16 @@ fn steps_on_blocks_in_any_order() {
     let layout = BlockLayout::new(shape, 16).unwrap();
     let (rows, row_entries) = (3, 50);
     let blocks = rows * row_entries;
-    let buffer = pool.elastic(DEVICE).capacity_bytes(1 << 30).build().unwrap();
-    buffer.grow_to(layout.blocks_bytes(blocks as u64).unwrap()).unwrap();
-    let weights = pool.elastic(DEVICE).capacity_bytes(64 << 20).build().unwrap();
-    weights.grow_to(64 << 20).unwrap();
+    let buffer = committed(&pool, layout.blocks_bytes(blocks as u64).unwrap()).unwrap();
+    let weights = committed(&pool, 64 << 20).unwrap();
     // 7 and 150 have no common divisor: every block once.
     let table: Vec<i32> = (0..blocks).map(|i| (i * 7 % blocks) as i32).collect();
-    let place =
-        Layout::Paged { layout: &layout, address: buffer.address(), table: &table, row_entries };
     let (block, in_block) = layout.locate(300);
     let spoilt_at = layout.bytes_of(table[block as usize] as u32).start
         + layout.offset_in_block(1, vmm_kv::Part::Key, in_block, 5);
-    check(&mut gpu, &stream, &buffer, &weights, place, [0, 1, 2], &pattern, spoilt_at);
+    let address = buffer.address();
+    let layout = Layout::Paged { layout: &layout, address, table: &table, row_entries };
+    let places = [0, 1, 2];
+    let ground = Ground { stream, buffer, weights, layout, places, pattern, spoilt_at };
+    ground.check(&mut gpu).unwrap();
 }
