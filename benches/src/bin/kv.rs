@@ -20,7 +20,7 @@ const SEQUENCES: usize = 256;
 const STEPS: usize = 512;
 /// Lengths at the start, spread so that chunks and blocks are full at different steps.
 const PROMPT_TOKENS: u64 = 64;
-const MAX_TOKENS: u64 = 8192;
+const MAX_TOKENS: u64 = 1024;
 /// What the device does meanwhile: a step of a small model.
 const PAUSE: Duration = Duration::from_millis(4);
 /// What all appends of a step are meant to stay under.
@@ -72,7 +72,8 @@ impl Contiguous {
         let builder = ContiguousCache::builder(pool, stream, shape()?).max_tokens(MAX_TOKENS);
         let builder = builder.max_sequences(SEQUENCES as u32);
         let cache = match memory {
-            Memory::Ahead => builder.ahead_tokens(2 * STEPS as u64).build()?,
+            // All of a sequence's memory, so that nothing is asked for later.
+            Memory::Ahead => builder.ahead_tokens(MAX_TOKENS).build()?,
             Memory::Growing => builder.build()?,
         };
         let open = |index| Ok(cache.open(prompt(index))?);

@@ -110,7 +110,6 @@ impl Memory {
     /// What the cache could still take, beside `idle_bytes` of its own.
     pub(crate) fn room(&self, token_bytes: u64, idle_bytes: u64, sequences: u64) -> KvRoom {
         let room = self.buffer.room();
-        let stats = self.buffer.stats();
         let (mut borrowed_bytes, mut host_bytes) = (0u64, 0u64);
         for lender in &room.lenders {
             if lender.is_host {
@@ -120,7 +119,7 @@ impl Memory {
             }
         }
         // Idle memory is booked already.
-        let mut quota_bytes = stats.quota_bytes.saturating_sub(stats.quota_booked_bytes);
+        let mut quota_bytes = self.buffer.quota_room_bytes();
         let mut within_quota = |bytes: u64| {
             let bytes = bytes.min(quota_bytes);
             quota_bytes -= bytes;
@@ -138,8 +137,7 @@ impl Memory {
 
     /// Chunks that elastic buffers of the pool have mapped, this cache's included (count).
     pub(crate) fn mappings(&self) -> u64 {
-        let buffers = self.pool.elastic_stats();
-        buffers.iter().map(|buffer| buffer.committed_bytes / buffer.chunk_bytes).sum()
+        self.pool.elastic_mappings()
     }
 }
 

@@ -224,6 +224,13 @@ impl Pool {
         Ok(slept)
     }
 
+    /// Chunks that stand at addresses of elastic buffers (count): the driver has a limit for the mappings
+    /// of a context. Looks at no chunk.
+    pub fn elastic_mappings(&self) -> u64 {
+        let bodies = self.0.places.bodies();
+        bodies.iter().map(|body| body.committed_bytes() / body.shape.chunk_bytes).sum()
+    }
+
     /// The figures of every elastic buffer.
     pub fn elastic_stats(&self) -> Vec<ElasticStats> {
         let bodies = self.0.places.bodies();

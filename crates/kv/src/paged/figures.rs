@@ -39,9 +39,7 @@ impl PagedCache {
         let shared = &self.shared;
         let block_bytes = self.layout().block_bytes();
         let room = self.buffer().room();
-        let quota = self.buffer().stats();
-        let mut quota_blocks =
-            quota.quota_bytes.saturating_sub(quota.quota_booked_bytes) / block_bytes;
+        let mut quota_blocks = self.buffer().quota_room_bytes() / block_bytes;
         let state = shared.state();
         let (free, mut lacking) = (state.device.free_blocks(), state.device.lacking_blocks());
         // Of so many bytes, as long as blocks and quota last.

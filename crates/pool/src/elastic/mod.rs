@@ -80,6 +80,7 @@ pub use stats::{ElasticStats, Piece};
 pub use terms::Moved;
 pub use uses::Use;
 
+use crate::budget::Budget;
 use crate::error::Error;
 use crate::lane::Wait;
 use crate::place::Place;
@@ -216,6 +217,11 @@ impl ElasticBuffer {
     pub fn room(&self) -> Room {
         let props = |place| self.body.props(place);
         room::room(self.pool.places(), self.device(), props, self.chunk_bytes())
+    }
+
+    /// What its quota leaves, in bytes; `u64::MAX` if it has none. Others may share the quota.
+    pub fn quota_room_bytes(&self) -> u64 {
+        self.body.shape.quota.as_ref().map_or(u64::MAX, Budget::room_bytes)
     }
 
     /// Asks the background thread to do what [`ElasticBuffer::grow_to`] does, and returns at once.

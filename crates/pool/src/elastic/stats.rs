@@ -103,10 +103,16 @@ pub(crate) fn stats(body: &Body) -> ElasticStats {
     let quota = body.shape.quota.as_ref();
     let state = body.state();
     let (mut by_place, mut borrowed) = (Vec::new(), Vec::new());
-    let (mut shared, mut chunks) = (0, HashSet::new());
+    // Tens of thousands of pieces, few of them shared: only those are told apart.
+    let (mut own, mut shared, mut in_common) = (0, 0, HashSet::new());
     for standing in state.pieces.values() {
-        chunks.insert(Arc::as_ptr(&standing.footing));
-        shared += u64::from(standing.is_shared());
+        match standing.is_shared() {
+            true => {
+                shared += 1;
+                in_common.insert(Arc::as_ptr(&standing.footing));
+            }
+            false => own += 1,
+        }
         add(&mut by_place, standing.place, body.shape.chunk_bytes);
         if standing.is_borrowed() {
             add(&mut borrowed, standing.place, body.shape.chunk_bytes);
@@ -119,7 +125,7 @@ pub(crate) fn stats(body: &Body) -> ElasticStats {
         tag: body.shape.tag.clone(),
         reserved_bytes: body.range.bytes(),
         committed_bytes: by_place.iter().map(|(_, bytes)| bytes).sum(),
-        physical_bytes: chunks.len() as u64 * body.shape.chunk_bytes,
+        physical_bytes: (own + in_common.len() as u64) * body.shape.chunk_bytes,
         shared_bytes: shared * body.shape.chunk_bytes,
         by_place,
         borrowed,

@@ -22,6 +22,9 @@ use crate::model::ModelSpec;
 /// Where parked sequences, and weights that sleep, lie.
 pub const HOST: Place = Place::HostNuma(0);
 
+/// What a cache without requests keeps for the next.
+const REST_BYTES: u64 = 64 << 20;
+
 /// The forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -72,7 +75,8 @@ impl CacheSettings {
             block_tokens: spec.block_tokens,
             borrows: false,
             host_bytes: 0,
-            keep_idle_bytes: 64 << 20,
+            // Whoever is short gets it back; without requests it goes ([`Cache::rest`]).
+            keep_idle_bytes: u64::MAX,
             background: true,
         }
     }
@@ -83,6 +87,7 @@ impl CacheSettings {
 pub struct Cache {
     kind: Kind,
     token_bytes: u64,
+    borrows: bool,
     parks: bool,
     max_tokens: u64,
     max_sequences: u32,
@@ -131,6 +136,7 @@ impl Cache {
         Ok(Cache {
             kind,
             token_bytes,
+            borrows: settings.borrows,
             parks: settings.host_bytes > 0,
             max_tokens: u64::from(settings.max_tokens),
             max_sequences: settings.max_sequences,
@@ -278,7 +284,8 @@ impl Cache {
     /// do are taken for those of the tokens.
     pub fn read_bytes(&mut self, tokens: u64) -> ReadBytes {
         let generation = self.buffer().generation();
-        if generation != self.away.generation {
+        // All memory is the device's own unless somebody may lend some.
+        if (self.borrows || self.parks) && generation != self.away.generation {
             let stats = self.buffer().stats();
             let part = |is_device: bool| {
                 let of = stats
@@ -294,6 +301,18 @@ impl Cache {
         let neighbour = (bytes as f64 * self.away.neighbour) as u64;
         let host = (bytes as f64 * self.away.host) as u64;
         ReadBytes { home: bytes.saturating_sub(neighbour + host), neighbour, host }
+    }
+
+    /// Gives back what no sequence has, but for a little, since there are no requests.
+    ///
+    /// # Errors
+    /// The pool's.
+    pub fn rest(&self) -> Result<u64, KvError> {
+        match &self.kind {
+            Kind::Fixed(_) => Ok(0),
+            Kind::Contiguous(cache) => cache.release_idle(REST_BYTES),
+            Kind::Paged(cache, _) => cache.release_idle(REST_BYTES),
+        }
     }
 
     /// Gives back what no sequence has. Returns the bytes.

@@ -21,6 +21,14 @@ impl Room {
     pub fn tokens(&self) -> u64 {
         self.here_tokens.saturating_add(self.borrowed_tokens)
     }
+
+    /// A sequence takes so many.
+    pub fn take(&mut self, tokens: u64) {
+        let here = tokens.min(self.here_tokens);
+        self.here_tokens -= here;
+        self.borrowed_tokens = self.borrowed_tokens.saturating_sub(tokens - here);
+        self.sequences = self.sequences.saturating_sub(1);
+    }
 }
 
 /// What a cache has, in bytes unless a field says otherwise.

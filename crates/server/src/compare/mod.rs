@@ -48,7 +48,7 @@ pub fn run(args: &CompareArgs, form: Form, growth: Growth, lend: u64) -> Result<
     let spec = engine.spec().clone();
     let (prompt, output) = (args.prompt_tokens, args.output_tokens);
     let lengths = Lengths::new(args.seed, prompt, output, args.sigma, spec.max_tokens)?;
-    let mut run = Run::new(engine, lengths, args)?;
+    let mut run = Run::new(engine, lengths, args, lend > 0)?;
     run.drive();
     let mut row = run.row(form, growth, lend);
     row.driver = if is_simulated { "sim" } else { "cuda" };
@@ -74,9 +74,6 @@ fn engine(
     cache.borrows = lend > 0;
     cache.host_bytes = args.host_memory;
     cache.background = choice.sim.is_none();
-    if growth == Growth::Off {
-        cache.keep_idle_bytes = u64::MAX;
-    }
     let settings = EngineSettings {
         max_running: args.concurrency as usize,
         max_waiting: args.concurrency as usize,
@@ -100,6 +97,7 @@ struct Run {
     open: HashMap<u64, (Wanted, Answer)>,
     steps_us: Histogram<u64>,
     begun_us: f64,
+    lends: bool,
     sum_us: f64,
     growth_us: f64,
     peak_running: u64,
@@ -109,9 +107,15 @@ struct Run {
 }
 
 impl Run {
-    fn new(engine: Engine, lengths: Lengths, args: &CompareArgs) -> Result<Run, CompareError> {
+    fn new(
+        engine: Engine,
+        lengths: Lengths,
+        args: &CompareArgs,
+        lends: bool,
+    ) -> Result<Run, CompareError> {
         Ok(Run {
             begun_us: engine.now_us(),
+            lends,
             engine,
             lengths,
             requests: args.requests,
@@ -160,9 +164,12 @@ impl Run {
         let committed_bytes = buffer.committed_bytes();
         if committed_bytes > self.peak_committed_bytes {
             self.peak_committed_bytes = committed_bytes;
-            let borrowed = buffer.stats().borrowed;
-            let bytes = borrowed.iter().map(|(_, bytes)| bytes).sum();
-            self.peak_borrowed_bytes = self.peak_borrowed_bytes.max(bytes);
+            // It looks at every chunk.
+            if self.lends {
+                let borrowed = buffer.stats().borrowed;
+                let bytes = borrowed.iter().map(|(_, bytes)| bytes).sum();
+                self.peak_borrowed_bytes = self.peak_borrowed_bytes.max(bytes);
+            }
         }
         self.peak_running = self.peak_running.max(self.engine.active_requests() as u64);
         let wrong = &mut self.wrong;

@@ -64,7 +64,7 @@ pub struct Row {
     pub elapsed_s: f64,
 }
 
-const HEAD: [&str; 14] = [
+const HEAD: [&str; 15] = [
     "form",
     "growth",
     "lent GiB",
@@ -74,6 +74,7 @@ const HEAD: [&str; 14] = [
     "p50 us",
     "p99 us",
     "p99.9 us",
+    "of it memory",
     "refused",
     "parked",
     "dropped",
@@ -85,7 +86,7 @@ const HEAD: [&str; 14] = [
 pub fn table(rows: &[Row]) -> String {
     let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
     let name = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
-    let cells = |row: &Row| -> [String; 14] {
+    let cells = |row: &Row| -> [String; 15] {
         [
             name(&row.form),
             name(&row.growth),
@@ -96,6 +97,7 @@ pub fn table(rows: &[Row]) -> String {
             row.step_p50_us.to_string(),
             row.step_p99_us.to_string(),
             row.step_p999_us.to_string(),
+            format!("{:.0}", row.growth_us / (row.steps.max(1) as f64)),
             row.refused.to_string(),
             row.parked.to_string(),
             row.dropped.to_string(),

@@ -43,6 +43,8 @@ impl Engine {
         }
         let prompts = self.running.iter().map(Task::unwritten).filter(|count| *count > 1);
         let mut unwritten: usize = prompts.sum();
+        // Asked for once: it is a question to the driver.
+        let mut room = None;
         while let Some(task) = self.waiting.front() {
             let active = self.running.len();
             // Memory for prompts that the next step does not come to can wait.
@@ -51,10 +53,11 @@ impl Engine {
             }
             let tokens = task.tokens.len() as u64;
             let needed = tokens + self.settings.margin_tokens * (active as u64 + 1);
-            let room = self.cache.room();
+            let room = room.get_or_insert_with(|| self.cache.room());
             if active > 0 && (room.tokens() < needed || room.sequences == 0) {
                 return None;
             }
+            room.take(tokens + self.settings.margin_tokens);
             match self.cache.open(tokens) {
                 Ok(sequence) => {
                     let mut task = self.waiting.pop_front()?;

@@ -211,8 +211,9 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let pattern = Arc::new(spec.pattern()?);
         let weights = Weights::build(pool, stream.device(), &spec)?;
-        let cache = Cache::build(pool, stream, spec.shape()?, cache)?;
+        // The fixed form leaves nothing for those that come later.
         let backend = make_backend(&spec, &pattern, stream)?;
+        let cache = Cache::build(pool, stream, spec.shape()?, cache)?;
         let mut engine = Engine {
             spec,
             pattern,
@@ -296,6 +297,11 @@ impl Engine {
         self.drop_gone();
         if self.requests() == 0 {
             self.stuck_since_us = None;
+            if !self.is_asleep()
+                && let Err(error) = self.cache.rest()
+            {
+                tracing::debug!(%error, "idle memory is given back later");
+            }
             return Tick::Idle;
         }
         if let Err(error) = self.wake_up() {

@@ -89,10 +89,15 @@ attend(const Place *places, const u32 *lengths, u32 part_tokens, u32 layer, Layo
     u32 check = 0;
     for (u32 first = begin + warp * UNROLL; first < end; first += WARPS * UNROLL) {
         u32 key[UNROLL][LANE_WORDS], value[UNROLL][LANE_WORDS];
+        // These tokens lie in one block if blocks are a multiple of so many: one look at the table.
+        u64 start = token_address(place, at, first) + in_token;
+        bool in_row = !place.table || at.block_tokens % UNROLL == 0;
         #pragma unroll
         for (int t = 0; t < UNROLL; t++) {
             if (first + t >= end) break;
-            const u32 *keys = (const u32 *)(token_address(place, at, first + t) + in_token);
+            const u32 *keys = (const u32 *)(in_row
+                ? start + t * at.token_stride
+                : token_address(place, at, first + t) + in_token);
             const u32 *values = (const u32 *)((u64)keys + at.value_offset);
             #pragma unroll
             for (int i = 0; i < LANE_WORDS; i++) {

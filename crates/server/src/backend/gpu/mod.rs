@@ -22,6 +22,8 @@ use upload::Upload;
 const PART_TOKENS: u32 = 256;
 const ATTEND_THREADS: u32 = 128;
 const WRITE_THREADS: u32 = 256;
+/// Scratch memory that is there from the start: for 256 sequences of 8192 tokens, 8 heads.
+const SCRATCH_BYTES: u64 = 64 << 20;
 /// How the weights are streamed.
 const WEIGHT_GRID: Grid = Grid { blocks: (2048, 1, 1), threads: 512 };
 
@@ -54,8 +56,8 @@ pub struct Gpu {
     lane: Lane,
     program: Program,
     shape: KvShape,
-    /// Longer as needed.
-    scratch: Option<Buffer>,
+    /// Longer if a step needs more.
+    scratch: Buffer,
     /// What the words of the loaded weights add up to.
     weights_sum: Option<u32>,
 }
@@ -75,7 +77,12 @@ impl Gpu {
         let program = Program::compile(&context, shape, model_heads)?;
         let lane = pool.lane(stream)?;
         let (stream, shape) = (stream.clone(), *shape);
-        Ok(Gpu { context, stream, lane, program, shape, scratch: None, weights_sum: None })
+        let scratch = lane.alloc(SCRATCH_BYTES)?;
+        let gpu = Gpu { context, stream, lane, program, shape, scratch, weights_sum: None };
+        // The first copy and launches make the driver take what it keeps.
+        gpu.clear(gpu.scratch.address(), SCRATCH_BYTES)?;
+        gpu.stream.synchronize()?;
+        Ok(gpu)
     }
 
     /// Enqueues a kernel: see [`Program::launch`].
@@ -101,15 +108,11 @@ impl Gpu {
 
     /// Scratch memory of at least so many bytes.
     fn scratch(&mut self, bytes: u64) -> Result<u64, BackendError> {
-        match &self.scratch {
-            Some(scratch) if scratch.bytes() >= bytes => Ok(scratch.address()),
-            _ => {
-                // The old one goes behind the work of the stream.
-                self.scratch = None;
-                let scratch = self.lane.alloc(bytes.next_power_of_two())?;
-                Ok(self.scratch.insert(scratch).address())
-            }
+        if self.scratch.bytes() < bytes {
+            // The old one goes behind the work of the stream.
+            self.scratch = self.lane.alloc(bytes.next_power_of_two())?;
         }
+        Ok(self.scratch.address())
     }
 
     fn clear(&self, address: u64, bytes: u64) -> Result<(), BackendError> {
