@@ -1,14 +1,10 @@
 //! Borrowed memory that is called back by its lender, and memory that moves out of the way where a
 //! device is short.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::elastic::{G, Machine, check, count, machine};
+use crate::common::elastic::{G, Machine, check, count, machine};
 use vmm_pool::{Contents, ElasticError, Error, Growth, Place, PoolBuilder, Recall, Request};
 use vmm_sys::sim::{FaultPlan, SimBuilder};
 use vmm_sys::{Call, DeviceId, ResultCode};
@@ -265,7 +261,7 @@ fn who_was_set_to_make_room_goes_first_and_a_pool_without_lenders_has_no_such_ru
     drop((served, movable));
     machine.end();
 
-    let machine = common::elastic::machine(2, small_home, |pool| pool);
+    let machine = crate::common::elastic::machine(2, small_home, |pool| pool);
     let builder = machine.pool.elastic(HOME).capacity_bytes(64 * G).chunk_bytes(G);
     let movable = builder.movable(true).build().unwrap();
     movable.grow_to(4 * G).unwrap();

@@ -1,11 +1,7 @@
 //! Who is told that the memory behind an elastic buffer changes.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::sync::{Arc, Mutex};
 
-use common::elastic::{G, machine};
+use crate::common::elastic::{G, machine};
 use vmm_pool::{BackingChange, Cause, ElasticBuffer, ElasticError, Error, Phase};
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, ResultCode};

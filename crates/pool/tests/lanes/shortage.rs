@@ -1,10 +1,6 @@
 //! The facts of an out-of-memory error: exact, complete, and true.
 
-#![allow(clippy::unwrap_used, reason = "a failure ends the test")]
-
-mod common;
-
-use common::{HOME, MIB, Rig};
+use crate::common::{HOME, MIB, Rig};
 use vmm_pool::{Budget, Buffer, ChunkSize, Error, Hint, Lane, OutOfMemory, Request};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::{FaultPlan, Sim};

@@ -1,12 +1,8 @@
 //! A pool finds out when it is built whether a device can serve it, not at the first allocation.
 
-#![allow(clippy::unwrap_used, reason = "a failure ends the test")]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{HOME, MIB, Rig};
+use crate::common::{HOME, MIB, Rig};
 use vmm_pool::{Error, Pool};
 use vmm_sys::sim::{FaultPlan, Sim, SimBuilder};
 use vmm_sys::{Call, DeviceAttribute, DeviceId, Driver, ResultCode};

@@ -1,11 +1,7 @@
 //! One chunk at several addresses of an elastic buffer: what is seen, what counts, and when it goes.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::elastic::{G, Machine, check_bytes, count, hold, machine, with_host, written};
+use crate::common::elastic::{G, Machine, check_bytes, count, hold, machine, with_host, written};
 use vmm_pool::{
     Budget, Cause, Contents, ElasticBuffer, ElasticError, Error, Growth, Move, Phase, Place,
 };

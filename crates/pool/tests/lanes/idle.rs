@@ -1,14 +1,10 @@
 //! Idle lanes and idle memory: what is given to others, to whom, and when. The time is the test's.
 
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::graph::{Graph, begin, fill, holds};
-use common::{HOME, Held, MIB, Rig};
+use crate::common::graph::{Graph, begin, fill, holds};
+use crate::common::{HOME, Held, MIB, Rig};
 use vmm_pool::{Buffer, ChunkSize, Lane, PoolBuilder};
 use vmm_sys::object::Stream;
 

@@ -1,9 +1,5 @@
 //! Elastic buffers: memory comes and goes behind an address that stays, all or nothing.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
-use common::elastic::{G, machine};
+use crate::common::elastic::{G, machine};
 use vmm_pool::{Budget, ElasticError, Error, Growth};
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, DeviceId, ResultCode};

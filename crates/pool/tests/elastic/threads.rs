@@ -1,12 +1,8 @@
 //! Elastic buffers and threads: growth in the background, many threads at one buffer.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::elastic::{G, machine};
+use crate::common::elastic::{G, machine};
 use vmm_pool::{AheadState, ElasticError, Error};
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, DeviceId, ResultCode};

@@ -1,13 +1,9 @@
 //! Captures go on whatever the pool does meanwhile. Ids F-… are those of the reports that the stories
 //! come from.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::thread;
 
-use common::graph::*;
-use common::{HOME, Held, MIB, Rig};
+use crate::common::graph::*;
+use crate::common::{HOME, Held, MIB, Rig};
 use vmm_pool::{ChunkSize, Error};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::FaultPlan;

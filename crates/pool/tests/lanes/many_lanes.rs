@@ -1,10 +1,6 @@
 //! Lanes of one pool side by side: how often a request of one looks into another under its lock. Counts,
 //! found in one thread: what threads would pay in time.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
-use common::{HOME, MIB, Rig};
+use crate::common::{HOME, MIB, Rig};
 use vmm_pool::{Buffer, ChunkSize, Lane};
 use vmm_sys::Call;
 use vmm_sys::object::Stream;

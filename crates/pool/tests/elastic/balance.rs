@@ -1,13 +1,9 @@
 //! Cold buffers that move from a full device to an empty one: which, when, and what is said of it.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::elastic::{G, Machine, machine};
+use crate::common::elastic::{G, Machine, machine};
 use vmm_pool::{Balance, BalanceStats, BalanceVerdict, ElasticBuffer, Error, Pool, PoolBuilder};
 use vmm_sys::DeviceId;
 use vmm_sys::sim::Sim;

@@ -1,11 +1,7 @@
 //! Buffers that sleep and wake: what is given back, what is kept, and what a failure leaves.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::elastic::{G, Machine, hold, machine};
+use crate::common::elastic::{G, Machine, hold, machine};
 use vmm_pool::{
     Budget, Cause, Contents, ElasticBuffer, ElasticError, Error, Phase, Place, PoolBuilder,
 };

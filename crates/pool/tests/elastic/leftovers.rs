@@ -1,12 +1,8 @@
 //! What is left of moves: addresses that stay mapped, and what moves have used, when buffers and pools
 //! end.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::elastic::{G, Machine, check_bytes, machine, with_host, written};
+use crate::common::elastic::{G, Machine, check_bytes, machine, with_host, written};
 use vmm_pool::{Budget, Contents, ElasticError, MigrationState, Place, Pool};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::{FaultPlan, Link, TimeMode};

@@ -1,8 +1,6 @@
 //! The pool's first form, story by story, on the simulated device.
 
-mod common;
-
-use common::{HOME, MIB, Rig};
+use crate::common::{HOME, MIB, Rig};
 use vmm_pool::{ChunkSize, Error, Request};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::{FaultPlan, Sim};

@@ -1,12 +1,8 @@
 //! Copies within an elastic buffer, in the order of a stream.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::ops::Range;
 use std::time::Duration;
 
-use common::elastic::{G, Machine, hold, with_host, written};
+use crate::common::elastic::{G, Machine, hold, with_host, written};
 use vmm_pool::{ElasticBuffer, ElasticError, Error, Move, Place};
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Access, Call, DeviceId, ResultCode};

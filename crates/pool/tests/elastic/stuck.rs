@@ -1,11 +1,7 @@
 //! A move whose swap the driver refuses, and whose way back too, while users are held.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::elastic::{G, Machine, hold, with_host, written};
+use crate::common::elastic::{G, Machine, hold, with_host, written};
 use vmm_pool::{ElasticBuffer, ElasticError, Error, Migration, MigrationState};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::FaultPlan;
@@ -82,7 +78,7 @@ fn the_latch_opens_in_bounded_time_whatever_the_driver_refuses() {
     assert!(matches!(stuck, Error::Elastic(ElasticError::Stuck { .. })), "{stuck}");
     // The contents are kept, and come back when the driver lets them.
     machine.sim.clear_faults();
-    common::elastic::check_bytes(&buffer, 2);
+    crate::common::elastic::check_bytes(&buffer, 2);
     drop((buffer, early, late));
     machine.end();
 }

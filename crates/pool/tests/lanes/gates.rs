@@ -1,8 +1,6 @@
 //! Memory that waits: for other streams, for the end of work at an old address, for the driver.
 
-mod common;
-
-use common::{HOME, MIB, Rig};
+use crate::common::{HOME, MIB, Rig};
 use vmm_pool::ChunkSize;
 use vmm_sys::object::Stream;
 use vmm_sys::sim::FaultPlan;

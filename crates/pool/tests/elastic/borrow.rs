@@ -1,11 +1,7 @@
 //! Growth beyond the home: who lends, how much, and that it is said; all of it, or nothing.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::elastic::{G, Machine, four, hold, machine, on};
+use crate::common::elastic::{G, Machine, four, hold, machine, on};
 use vmm_pool::{Contents, ElasticBuffer, ElasticError, Error, Growth, Move, Place};
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Access, Call, DeviceId, ResultCode};

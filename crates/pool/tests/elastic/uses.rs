@@ -1,9 +1,5 @@
 //! Streams that use an elastic buffer: what is waited for, and by whom.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
-use common::elastic::{G, Machine, hold, machine};
+use crate::common::elastic::{G, Machine, hold, machine};
 use vmm_pool::{ElasticError, Error};
 use vmm_sys::object::Stream;
 use vmm_sys::{CaptureMode, CaptureStatus, DeviceId, ProbeKernel};

@@ -1,9 +1,5 @@
 //! Lenders: who is asked, what they give, what they say when they do not, and that budgets hold.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
-use common::elastic::{G, four, machine, on};
+use crate::common::elastic::{G, four, machine, on};
 use vmm_pool::{ElasticBuffer, ElasticError, Error, Growth, LenderAnswer, Place, Pool, Refusal};
 use vmm_sys::DeviceId;
 use vmm_sys::sim::{Link, SimBuilder};

@@ -1,13 +1,9 @@
 //! Borrowed memory that comes home: when its owner asks, and by itself when there is room.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::elastic::{G, Machine, check, count, machine};
+use crate::common::elastic::{G, Machine, check, count, machine};
 use vmm_pool::{Growth, PoolBuilder};
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, DeviceId, ResultCode};

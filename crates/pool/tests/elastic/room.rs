@@ -1,12 +1,8 @@
 //! What a growth could get: the pool says it, and a growth of just that much succeeds.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::elastic::{G, Machine, machine, on};
+use crate::common::elastic::{G, Machine, machine, on};
 use vmm_pool::{Budget, Growth, Place, PoolBuilder, Request};
 use vmm_sys::DeviceId;
 use vmm_sys::sim::{Link, SimBuilder};

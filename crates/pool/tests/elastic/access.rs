@@ -1,9 +1,5 @@
 //! Which devices may use an elastic buffer: policy, grants, pairs that cannot work.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
-use common::elastic::{G, machine};
+use crate::common::elastic::{G, machine};
 use vmm_pool::{ElasticError, Error, PeerFault, PeerVerdict, Place};
 use vmm_sys::sim::{FaultPlan, Link};
 use vmm_sys::{Access, Call, DeviceId, Location, ResultCode};
@@ -57,7 +53,11 @@ fn the_policy_holds_for_lanes_too() {
 }
 
 /// What the peer may do at each chunk of these addresses.
-fn peer_access(machine: &common::elastic::Machine, address: u64, chunks: u64) -> Vec<Access> {
+fn peer_access(
+    machine: &crate::common::elastic::Machine,
+    address: u64,
+    chunks: u64,
+) -> Vec<Access> {
     let at = |chunk| address + chunk * G;
     let ask = |chunk| machine.driver.get_access(at(chunk), Location::Device(PEER)).unwrap();
     (0..chunks).map(ask).collect()

@@ -1,13 +1,9 @@
 //! Captures beside the end of things: lanes that are closed, pools that are dropped. Work from before a
 //! capture may still run, and no event that is recorded during it can say when it is done.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::graph::*;
-use common::{HOME, Held, MIB, Rig};
+use crate::common::graph::*;
+use crate::common::{HOME, Held, MIB, Rig};
 use vmm_pool::{ChunkSize, Pool};
 use vmm_sys::object::Stream;
 use vmm_sys::{Call, CaptureMode, StreamHandle};

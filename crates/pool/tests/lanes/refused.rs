@@ -1,9 +1,5 @@
 //! What the driver refuses to take back stays in the books, as it stays on the device.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
-use common::{HOME, MIB, Rig};
+use crate::common::{HOME, MIB, Rig};
 use vmm_pool::{Budget, ChunkSize};
 use vmm_sys::object::{failed_drops, retry_failed_drops};
 use vmm_sys::sim::{FaultPlan, Sim};

@@ -1,13 +1,9 @@
 //! Memory that changes place under a stable address: what is kept, who waits, and what a failure
 //! leaves.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::elastic::{G, Machine, check_bytes, hold, machine, with_host, written};
+use crate::common::elastic::{G, Machine, check_bytes, hold, machine, with_host, written};
 use vmm_pool::{Cause, ElasticBuffer, ElasticError, Error, MigrationState, Move, Phase, Place};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::FaultPlan;

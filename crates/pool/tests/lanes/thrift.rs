@@ -1,10 +1,6 @@
 //! What happens before memory is made beyond the soft limit: other lanes give what they have free,
 //! lengths that fit nowhere are swapped, and nobody waits for the GPU.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
-use common::{HOME, Held, MIB, Rig};
+use crate::common::{HOME, Held, MIB, Rig};
 use vmm_pool::{Buffer, ChunkSize, DebugMode, Lane, PoolBuilder, Request};
 use vmm_sys::object::Stream;
 use vmm_sys::{Call, CallCounts, CaptureMode};

@@ -1,11 +1,7 @@
 //! Chunks of elastic buffers in the memory of the host, and accounts by place.
-#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
-
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::elastic::{G, Machine, machine};
+use crate::common::elastic::{G, Machine, machine};
 use vmm_pool::{ElasticError, Error, HostStats, Place, Pool};
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, DeviceId, ResultCode};

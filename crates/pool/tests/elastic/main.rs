@@ -1,0 +1,25 @@
+//! Stories of elastic buffers, one program: a file a subject.
+
+#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod access;
+mod balance;
+mod borrow;
+mod copy;
+mod core;
+mod homecoming;
+mod hooks;
+mod host;
+mod leftovers;
+mod lenders;
+mod moving;
+mod recall;
+mod room;
+mod share;
+mod sleep;
+mod stuck;
+mod threads;
+mod uses;
