@@ -8,6 +8,7 @@ use crate::generate::{self, Profile};
 use crate::machine::{DriverChoice, Machine};
 use crate::run::{Failure, Tally, run};
 use crate::script::Script;
+use crate::setup::RunClock;
 use crate::shrink::shrink;
 
 /// The environment variable that names the one seed to run.
@@ -66,7 +67,11 @@ pub fn runs(choice: DriverChoice, profile: Profile, seeds: Range<u64>, repeat: &
 /// Runs a script on a machine of its own; `None` if there is none that fits.
 pub fn on_new_machine(choice: DriverChoice, script: &Script) -> Option<Result<Tally, Failure>> {
     let machine = Machine::new(choice, script.setup.machine()).ok()?;
-    Some(run(script, &machine))
+    // Not every host has memory that GPUs can map.
+    let has_memory = script.setup.host_bytes.is_none()
+        || choice == DriverChoice::Sim
+        || script.setup.build_pool(&machine, &RunClock::default()).is_ok();
+    has_memory.then(|| run(script, &machine))
 }
 
 /// How long a failing script is shortened: one that blocks takes long each time.

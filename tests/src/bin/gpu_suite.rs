@@ -21,6 +21,10 @@ struct Settings {
     words: Vec<String>,
 }
 
+/// Seeds of runs with elastic buffers that a GPU tries for one of the others: few of them ask for a
+/// GPU's granularity and no more devices than there are, and the rest is skipped at once.
+const ELASTIC_SEEDS: u64 = 4;
+
 const USAGE: &str = "usage: gpu_suite [--driver cuda|sim] [--runs N] [--seed N] [WORDS…]";
 
 impl Settings {
@@ -47,6 +51,14 @@ impl Settings {
             }
         }
         Ok(settings)
+    }
+
+    /// How many seeds are tried.
+    fn seeds(&self, profile: Profile) -> u64 {
+        match self.choice {
+            DriverChoice::Cuda if profile.is_elastic() => self.runs * ELASTIC_SEEDS,
+            _ => self.runs,
+        }
     }
 
     fn wants(&self, name: &str) -> bool {
@@ -80,6 +92,9 @@ fn main() -> ExitCode {
         ("model_background", Profile::Background),
         ("model_raw", Profile::Raw),
         ("model_guard", Profile::Guard),
+        ("model_elastic", Profile::Elastic),
+        ("model_elastic_faulty", Profile::ElasticFaulty),
+        ("model_elastic_background", Profile::ElasticBackground),
     ] {
         if settings.wants(name) {
             model(&settings, &mut counts, name, profile);
@@ -121,9 +136,14 @@ fn model(settings: &Settings, counts: &mut Counts, name: &str, profile: Profile)
         println!("skip  {name}: {why}");
         return;
     }
+    if settings.choice == DriverChoice::Cuda && profile == Profile::ElasticFaulty {
+        counts.skipped += 1;
+        println!("skip  {name}: needs the simulated device, whose calls fail on request");
+        return;
+    }
     let seeds = match settings.seed {
         Some(seed) => seed..seed + 1,
-        None => 0..settings.runs,
+        None => 0..settings.seeds(profile),
     };
     let begun = Instant::now();
     let repeat = format!("as the seed of: gpu_suite {name} --seed");
@@ -174,6 +194,9 @@ mod tests {
         assert_eq!((settings.choice, settings.runs, settings.seed), (DriverChoice::Sim, 7, None));
         assert!(settings.wants("f_g1_a_pending") && !settings.wants("f_a1_sizes"));
         assert!(parse(&[]).unwrap().wants("anything"));
+        let (sim, gpu) = (settings, parse(&["--runs", "7"]).unwrap());
+        assert_eq!((sim.seeds(Profile::Elastic), gpu.seeds(Profile::Raw)), (7, 7));
+        assert_eq!(gpu.seeds(Profile::Elastic), 7 * ELASTIC_SEEDS);
         for wrong in [&["--runs"][..], &["--driver", "fpga"], &["--fast"], &["--seed", "x"]] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }

@@ -41,6 +41,11 @@ pub(super) fn launch(stream: &Stream, kernel: &ProbeKernel) {
 pub(super) fn holds(buffer: &ElasticBuffer, device: DeviceId, offset: u64, value: u32) -> bool {
     let mut bytes = vec![0; G as usize];
     buffer.read_by(device, offset, &mut bytes).expect("committed memory can be read");
+    counts_up(&bytes, value)
+}
+
+/// Whether bytes are words that count up from `value`.
+pub(super) fn counts_up(bytes: &[u8], value: u32) -> bool {
     let words =
         bytes.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap_or_default()));
     words.zip(0..).all(|(word, at)| word == value.wrapping_add(at))
@@ -187,11 +192,16 @@ pub(super) fn elastic_memory_lies_on_the_host(choice: DriverChoice) -> Result<()
 /// A graph that fills a chunk with words which count up from `value`. It is launched only while
 /// memory is committed there.
 pub(super) fn capture_fill(stream: &Stream, dst: u64, value: u32) -> GraphExecHandle {
+    capture(stream, &ProbeKernel::FillWords { dst, words: WORDS, value })
+}
+
+/// A graph of one kernel. It is launched only while memory stands behind the kernel's addresses.
+pub(super) fn capture(stream: &Stream, kernel: &ProbeKernel) -> GraphExecHandle {
     let (driver, device) = (stream.driver(), stream.device());
     // SAFETY: the stream is live; the template is not used after its end.
     unsafe {
         driver.capture_begin(device, stream.handle(), CaptureMode::Global).expect("begins");
-        launch(stream, &ProbeKernel::FillWords { dst, words: WORDS, value });
+        launch(stream, kernel);
         let graph = driver.capture_end(device, stream.handle()).expect("ends");
         let exec = driver.graph_instantiate(device, graph).expect("is instantiated");
         driver.graph_destroy(device, graph).expect("the template goes");

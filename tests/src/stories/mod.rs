@@ -4,13 +4,16 @@
 //! runs each as a test of its own; the program `gpu_suite` runs them on a GPU.
 
 mod accounts;
+mod contiguous;
 mod drops;
 mod elastic;
 mod gates;
 mod limits;
 mod locks;
 mod moves;
+mod paged;
 mod plateau;
+mod shares;
 mod sizes;
 mod threads;
 
@@ -106,6 +109,26 @@ macro_rules! edge_stories {
                 many_moves_under_load_lose_nothing
                 a_move_beyond_a_limit_changes_nothing
                 sleep_gives_memory_back_and_waking_brings_it
+            }
+            shares {
+                shared_chunks_are_the_same_bytes_at_both_addresses
+                chunks_part_while_streams_use_them
+                copies_follow_the_writes_before_them
+                copies_go_through_either_address_of_a_shared_chunk
+            }
+            contiguous {
+                a_sequence_grows_token_by_token
+                memory_comes_ahead_of_the_tokens
+                forks_go_their_own_ways
+                a_parked_sequence_comes_back_to_its_addresses
+                a_sequence_goes_on_in_memory_of_the_neighbour
+                graphs_follow_a_sequence_that_grows
+                graphs_follow_a_sequence_that_is_parked
+            }
+            paged {
+                packing_keeps_every_block_while_a_step_still_reads
+                parked_blocks_come_back_from_the_host
+                blocks_lie_in_memory_of_the_neighbour
             }
             drops {
                 every_order_of_dropping_leaves_nothing

@@ -19,7 +19,7 @@ const LONG: Duration = Duration::from_secs(20);
 const CHUNKS: u64 = 4;
 
 /// Two devices, and a pool with other settings over both.
-fn pool_of_two(
+pub(super) fn pool_of_two(
     choice: DriverChoice,
     settings: impl FnOnce(PoolBuilder) -> PoolBuilder,
 ) -> Result<(Machine, Pool), Skip> {
