@@ -29,7 +29,7 @@ fn main() {
         .build()
         .unwrap();
     // So much that nothing is asked for in the first round.
-    let open = || cache.open(STEPS + 512).unwrap();
+    let open = || cache.open_ahead(STEPS + 512).unwrap();
     let mut sequences: Vec<Sequence> = (0..SEQUENCES).map(|_| open()).collect();
     // The first append finds out what there is.
     cache.append_all(&mut sequences, 1).unwrap();

@@ -91,6 +91,7 @@ fn open_fails_at_any_call() {
             |_| {},
             |stage| {
                 let sequence = stage.cache.open(4 * T)?;
+                write(&stage.machine, &stage.cache, &sequence, 0..4 * T, 1);
                 stage.sequences.push(sequence);
                 Ok(())
             },

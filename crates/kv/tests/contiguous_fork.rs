@@ -140,7 +140,7 @@ fn a_slot_that_shared_is_not_kept_for_the_next() {
     drop(parent);
     assert_eq!(cache.stats().idle_bytes, 0, "what was common is not idle");
     let mut other = cache.open(4 * T).unwrap();
-    append(&machine, &cache, &mut other, 4 * T, 2);
+    write(&machine, &cache, &other, 0..4 * T, 2);
     read(&machine, &cache, &child, 0..4 * T, 1);
     // Alone with its memory, a sequence leaves it to the next.
     drop(child);
@@ -164,7 +164,7 @@ fn a_slot_that_shared_is_not_kept_for_the_next() {
 fn a_fork_of_nothing_and_of_too_much() {
     let machine = one(64);
     let cache = machine.cache();
-    let mut parent = cache.open(4 * T).unwrap();
+    let mut parent = cache.open_ahead(4 * T).unwrap();
     let mut empty = parent.fork().unwrap();
     assert_eq!((empty.tokens(), empty.committed_tokens()), (0, 0));
     empty.append(3).unwrap();
@@ -320,7 +320,7 @@ fn turn(
     rng: &mut common::rng::Rng,
     seed: u64,
 ) -> Result<Vec<vmm_kv::Sequence>, KvError> {
-    let mut parent = cache.open(rng.below(60))?;
+    let mut parent = cache.open_ahead(rng.below(60))?;
     let common = rng.below(60);
     parent.append(common)?;
     write(machine, cache, &parent, 0..common, seed);

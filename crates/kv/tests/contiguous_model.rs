@@ -125,11 +125,18 @@ impl Model {
         match (what, at) {
             (0..12, _) | (_, None) => {
                 let (tokens, is_victim) = (self.rng.below(60), self.rng.chance(300));
-                let sequence = self.cache.open(tokens)?;
-                assert!(sequence.committed_tokens() >= tokens && sequence.tokens() == 0);
+                let sequence = match self.rng.chance(300) {
+                    true => self.cache.open_ahead(tokens)?,
+                    false => self.cache.open(tokens)?,
+                };
+                let has = sequence.tokens();
+                assert!(sequence.committed_tokens() >= has && (has == 0 || has == tokens));
+                self.last_seed += 1;
+                let seed = self.last_seed;
+                write(&self.machine, &self.cache, &sequence, 0..has, seed);
                 match is_victim {
                     true => self.victims.lock().unwrap().push(sequence),
-                    false => self.known.push(Known { sequence, tokens: Vec::new() }),
+                    false => self.known.push(Known { sequence, tokens: vec![seed; has as usize] }),
                 }
             }
             (12..50, Some(at)) => self.append(at)?,
@@ -172,7 +179,12 @@ impl Model {
     fn append(&mut self, at: usize) -> Result<(), KvError> {
         let n = if self.rng.chance(600) { 1 } else { self.rng.below(40) };
         let known = &mut self.known[at];
+        let (is_ready, foreground) =
+            (known.sequence.is_ready(n), self.cache.stats().foreground_growths);
         let first = known.sequence.append(n)?;
+        if is_ready {
+            assert_eq!(self.cache.stats().foreground_growths, foreground, "it was ready");
+        }
         assert_eq!(first, known.tokens.len() as u64);
         self.last_seed += 1;
         let seed = self.last_seed;

@@ -6,7 +6,7 @@ mod common;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::{G, HOME, NEIGHBOUR, ORDERS, T, append, check, machine, one, read};
+use common::{G, HOME, NEIGHBOUR, ORDERS, T, append, check, machine, one, read, write};
 use vmm_kv::{ContiguousCache, KvError, KvShortage, Lending, Sequence};
 use vmm_pool::{ChunkSize, Place};
 
@@ -53,7 +53,7 @@ fn hooks_evict_in_rounds_until_there_is_room() {
     });
     let mut sequence = cache.open(6 * T).unwrap();
     assert!(asked.lock().unwrap().is_empty(), "there is room");
-    sequence.append(11 * T).unwrap();
+    sequence.append(5 * T).unwrap();
     let (rounds, left) = (asked.lock().unwrap().len(), others.lock().unwrap().len());
     assert_eq!((rounds, left), (3, 2), "three sequences of two chunks make room for five");
     assert!(asked.lock().unwrap().iter().all(|it| it.is_own && it.device == HOME));
@@ -131,7 +131,7 @@ fn growth_ahead_presses_nobody() {
     });
     let held = other.open(4 * T).unwrap();
     let mut sequence = cache.open(T).unwrap();
-    for _ in 0..12 * T {
+    for _ in 0..11 * T {
         sequence.append(1).unwrap();
     }
     assert_eq!(asked.load(Ordering::SeqCst), 0, "what is ahead is worth no eviction");
@@ -159,7 +159,7 @@ fn sequences_are_parked_and_come_back_under_pressure() {
         let mut one = cache.open(0).unwrap();
         append(&machine, &cache, &mut one, 8 * T, 1);
         let mut other = cache.open(8 * T).unwrap();
-        append(&machine, &cache, &mut other, 8 * T, 2);
+        write(&machine, &cache, &other, 0..8 * T, 2);
         let (address, bytes) = (one.address(), 8 * G);
         assert!(other.append(4 * T + 1).unwrap_err().is_shortage());
         assert_eq!(one.park(HOST).unwrap(), bytes);
@@ -204,7 +204,7 @@ fn a_hook_may_park_whom_it_chooses() {
     });
     let mut sequence = cache.open(12 * T).unwrap();
     assert!(victim.lock().unwrap().is_parked());
-    append(&machine, &cache, &mut sequence, 12 * T, 2);
+    write(&machine, &cache, &sequence, 0..12 * T, 2);
     assert!(sequence.append(5 * T).unwrap_err().is_shortage());
     read(&machine, &cache, &victim.lock().unwrap(), 0..10 * T, 1);
     check(&cache);
@@ -257,8 +257,8 @@ fn neighbours_lend_to_who_names_them() {
         assert_eq!(room.borrowed_tokens, if is_lent { 8 * T } else { 0 });
         let mut one = cache.open(0).unwrap();
         append(&machine, &cache, &mut one, tokens, 1);
-        let mut other = cache.open(host_tokens).unwrap();
-        append(&machine, &cache, &mut other, host_tokens, 2);
+        let other = cache.open(host_tokens).unwrap();
+        write(&machine, &cache, &other, 0..host_tokens, 2);
         read(&machine, &cache, &one, 0..tokens, 1);
         read(&machine, &cache, &other, 0..host_tokens, 2);
         let borrowed: u64 = cache.buffer().stats().borrowed.iter().map(|it| it.1).sum();

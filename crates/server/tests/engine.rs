@@ -212,7 +212,7 @@ fn squeezed(form: Form, host_bytes: u64) -> Counts {
     let spec = ModelSpec { layers: 8, ..tiny() };
     let mut cache = rig.cache(form, &spec);
     cache.host_bytes = host_bytes;
-    cache.keep_idle_bytes = 4 << 20;
+    cache.keep_idle_bytes = Some(4 << 20);
     let set = EngineSettings { patience_us: 1e9, ..EngineSettings::default() };
     let mut engine = rig.engine(&spec, &cache, set);
     // More than 4 MiB each at the end: all together do not fit beside the tenant.

@@ -25,7 +25,13 @@ pub(super) struct Core {
     pub(super) ahead_tokens: u64,
     /// Of memory that no open sequence has, in chunks of one part.
     keep_idle_chunks: u64,
+    /// How much more than it needs a sequence may find in its slot, in chunks of one part.
+    spare_chunks: u64,
 }
+
+/// What a sequence that opens in a warm slot finds beyond its need and what is to lie ahead. More of it
+/// would be nobody's: neither tokens' nor idle.
+const SPARE_CHUNKS: u64 = 8;
 
 impl Core {
     pub(super) fn new(
@@ -36,9 +42,13 @@ impl Core {
         keep_idle_bytes: u64,
     ) -> Core {
         let keep_idle_chunks = keep_idle_bytes / geometry.bytes(1);
+        // Where all that idles is to be kept, so is what a slot has too much.
+        let all_chunks = geometry.chunks_for(geometry.max_tokens()) * u64::from(sequences);
+        let keeps_all = keep_idle_chunks >= all_chunks;
+        let spare_chunks = if keeps_all { u64::MAX } else { SPARE_CHUNKS };
         let slots = (0..sequences).map(|_| Arc::default()).collect();
         let books = Mutex::new(Books::new(sequences));
-        Core { geometry, memory, slots, books, ahead_tokens, keep_idle_chunks }
+        Core { geometry, memory, slots, books, ahead_tokens, keep_idle_chunks, spare_chunks }
     }
 
     pub(super) fn books(&self) -> MutexGuard<'_, Books> {
@@ -81,18 +91,47 @@ impl Core {
         Ok(())
     }
 
-    /// Opens a slot with room for `tokens`.
+    /// Opens a slot for a sequence of `tokens`, for which memory stands afterwards.
     pub(super) fn open(&self, tokens: u64) -> Result<u32, KvError> {
+        let slot = self.open_for(tokens)?;
+        if let Err(error) = self.need(slot, tokens) {
+            self.leave(slot);
+            return Err(error);
+        }
+        let has_work = self.books().has_rest(slot);
+        if has_work {
+            self.wake();
+        }
+        Ok(slot)
+    }
+
+    /// Opens a slot for a sequence that is to have `tokens`, and asks for the memory that is missing.
+    pub(super) fn open_ahead(&self, tokens: u64) -> Result<u32, KvError> {
+        let slot = self.open_for(tokens)?;
+        let chunks = self.geometry.chunks_for(tokens);
+        let has_work = {
+            let mut books = self.books();
+            let is_missing = books.stands(slot) < chunks;
+            if is_missing {
+                self.slot(slot).set_wanted_chunks(chunks);
+                books.ask(slot);
+            }
+            is_missing || books.has_rest(slot)
+        };
+        if has_work {
+            self.wake();
+        }
+        Ok(slot)
+    }
+
+    /// Opens a slot, a warm one if there is any. What that has far beyond `tokens` goes.
+    fn open_for(&self, tokens: u64) -> Result<u32, KvError> {
         let chunks = self.geometry.chunks_for(tokens);
         let slot = self.open_slot(|books| books.open(chunks))?;
-        self.slot(slot).begin(0, 0);
-        match self.need(slot, tokens) {
-            Ok(()) => Ok(slot),
-            Err(error) => {
-                self.leave(slot);
-                Err(error)
-            }
-        }
+        let mut books = self.books();
+        books.write_off(slot, self.chunks_ahead(tokens).saturating_add(self.spare_chunks));
+        self.slot(slot).begin(0, books.stands(slot));
+        Ok(slot)
     }
 
     /// Opens a slot that `choose` finds, after emptying those that were left if need be.
@@ -205,16 +244,30 @@ impl Core {
             .filter(|&(slot, chunks)| chunks > self.books().stands(slot))
             .collect();
         self.grow_ahead(held, &wants);
-        for slot in asks {
+        let books = self.books();
+        // Who opened one of these slots meanwhile, and asked, is served next.
+        for slot in asks.into_iter().filter(|slot| !books.is_asking(*slot)) {
             self.slot(slot).set_wanted_chunks(0);
         }
+    }
+
+    /// Gives so much of the cache's own idle memory back that `bytes` can be had, if there is as much.
+    fn make_idle_go(&self, held: &Held<'_>, bytes: u64) -> bool {
+        let missing_bytes = bytes.saturating_sub(self.memory.room_bytes());
+        let idle_bytes = self.geometry.bytes(self.books().idle());
+        idle_bytes >= missing_bytes
+            && self.give_idle(held, idle_bytes - missing_bytes) >= missing_bytes
+            && self.memory.has_room(bytes)
     }
 
     fn grow_ahead(&self, held: &Held<'_>, wants: &[(u32, u64)]) {
         let missing = |&(slot, chunks): &(u32, u64)| {
             self.geometry.bytes(chunks.saturating_sub(self.books().stands(slot)))
         };
-        let has_room = |wants: &[(u32, u64)]| self.memory.has_room(wants.iter().map(missing).sum());
+        let has_room = |wants: &[(u32, u64)]| {
+            let bytes = wants.iter().map(missing).sum();
+            self.memory.has_room(bytes) || self.make_idle_go(held, bytes)
+        };
         let grow = |wants: &[(u32, u64)]| match self.grow(held, wants) {
             Ok(0) => true,
             Ok(_) => {

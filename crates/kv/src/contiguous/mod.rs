@@ -14,8 +14,7 @@
 //!     .max_tokens(131_072)
 //!     .max_sequences(256)
 //!     .build()?;
-//! let mut sequence = cache.open(500)?; // memory for a prompt of 500 tokens is there
-//! assert_eq!(sequence.append(500)?, 0);
+//! let mut sequence = cache.open(500)?; // a prompt of 500 tokens, to be written
 //! {
 //!     let _using = cache.use_now()?; // one guard a step, however many sequences
 //!     // … prefill: write at sequence.address() …
@@ -130,19 +129,45 @@ impl ContiguousCache {
         Ok(self.buffer().use_on(self.stream())?)
     }
 
-    /// Opens a sequence without tokens, with memory for `tokens` of them: that of a sequence that ended
-    /// if there is any, else new. All or nothing.
+    /// Opens a sequence of so many tokens, whose contents are undefined until the caller's kernels have
+    /// written them: in the memory of a sequence that ended if there is any, else in new. All or nothing.
     ///
     /// # Errors
     /// [`KvError::TooLong`], [`KvError::TooManySequences`], [`KvError::NoMemory`] after everything that
     /// could help was tried, hooks included; the pool's.
     pub fn open(&self, tokens: u64) -> Result<Sequence, KvError> {
+        self.check_length(tokens)?;
+        let slot = self.core().open(tokens)?;
+        let mut sequence = Sequence::new(self.0.clone(), slot, tokens, 0);
+        if tokens > 0 && sequence.asks_ahead() {
+            self.core().wake();
+        }
+        Ok(sequence)
+    }
+
+    /// Opens a sequence without tokens at once, and has memory for `tokens` of them come ahead of need:
+    /// once [`Sequence::is_ready`] says so, appending as many waits for nothing. Memory of sequences that
+    /// ended is used first, so that it often is ready from the start; the rest comes from the cache's
+    /// thread, as growth ahead does: nobody is pressed for it. If memory is short none comes, and the
+    /// append finds it as any other does.
+    ///
+    /// With a thread it makes no driver call, unless every free slot is still to be emptied of memory
+    /// that the next sequence has no use for. Without one the memory comes before it returns.
+    ///
+    /// # Errors
+    /// [`KvError::TooLong`], [`KvError::TooManySequences`].
+    pub fn open_ahead(&self, tokens: u64) -> Result<Sequence, KvError> {
+        self.check_length(tokens)?;
+        let slot = self.core().open_ahead(tokens)?;
+        Ok(Sequence::new(self.0.clone(), slot, 0, 0))
+    }
+
+    fn check_length(&self, tokens: u64) -> Result<(), KvError> {
         let max_tokens = self.core().geometry.max_tokens();
         if tokens > max_tokens {
             return Err(KvError::TooLong { tokens, max_tokens });
         }
-        let slot = self.core().open(tokens)?;
-        Ok(Sequence::new(self.0.clone(), slot, 0, 0))
+        Ok(())
     }
 
     /// Makes room for `tokens_each` tokens more in each of the sequences: see [`Sequence::append`]. What

@@ -80,6 +80,14 @@ impl Sequence {
         self.core().geometry.tokens_in(self.slot.usable_chunks())
     }
 
+    /// Whether `n` tokens more can be appended without waiting for memory.
+    pub fn is_ready(&self, n: u64) -> bool {
+        let core = self.core();
+        let is_own = core.geometry.offset_of(self.tokens) >= self.own_from;
+        let end = self.tokens.saturating_add(n);
+        !self.is_parked && (n == 0 || is_own && end <= self.committed_tokens())
+    }
+
     /// Makes room for `n` tokens more, and returns the position of the first: the caller's kernels
     /// write them, on the cache's stream or behind it. As long as memory lies ahead this compares two
     /// numbers; else it waits for memory, and evicts if need be.
@@ -143,7 +151,7 @@ impl Sequence {
 
     /// Finds out up to where there is nothing to do, all of it being the sequence's own to write. Returns
     /// whether it asked for more beyond.
-    fn asks_ahead(&mut self) -> bool {
+    pub(super) fn asks_ahead(&mut self) -> bool {
         let core = &*self.handle.core;
         let usable_chunks = self.slot.usable_chunks();
         let wanted_chunks = core.chunks_ahead(self.tokens);

@@ -96,6 +96,20 @@ impl PagedCache {
         PagedSequence::open(&self.shared, tokens)
     }
 
+    /// A new sequence without tokens, at once; blocks for `tokens` of them are kept for it as soon as
+    /// there are so many. Once [`PagedSequence::is_ready`] says so, appending as many waits for nothing.
+    /// Free blocks are used first, so that it often is ready from the start; else memory comes from
+    /// the cache's thread, as growth ahead does: nobody is pressed for it. If memory is short none
+    /// comes, and the append finds it as any other does.
+    ///
+    /// With a thread it makes no driver call. Without one the memory comes before it returns.
+    ///
+    /// # Errors
+    /// [`KvError::TooLong`].
+    pub fn open_ahead(&self, tokens: u64) -> Result<PagedSequence, KvError> {
+        PagedSequence::open_ahead(&self.shared, tokens)
+    }
+
     /// Moves at most `max_blocks` blocks out of the chunks that hold fewest into free blocks of those that
     /// hold most, so that chunks become empty, and gives back what is empty then beyond the idle memory that is to
     /// be kept. The copies are enqueued on the cache's stream, and the tables of all sequences that have a

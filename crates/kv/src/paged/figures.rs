@@ -20,13 +20,15 @@ impl PagedCache {
         }
         let host = state.host.as_ref();
         let on_host = host.map_or(0, |host| host.owned_blocks());
+        let ahead_bytes = state.ahead_blocks() * block_bytes;
         let owned_bytes = (state.device.owned_blocks() + on_host) * block_bytes;
         stats.committed_bytes =
             state.device.standing_bytes() + host.map_or(0, |host| host.standing_bytes());
         stats.live_bytes = stats.tokens * self.layout().shape().token_bytes();
-        stats.slack_bytes = (state.entries * block_bytes).saturating_sub(stats.live_bytes);
+        stats.slack_bytes =
+            (state.entries * block_bytes + ahead_bytes).saturating_sub(stats.live_bytes);
         stats.shared_bytes = state.entries * block_bytes - owned_bytes;
-        stats.idle_bytes = stats.committed_bytes - owned_bytes;
+        stats.idle_bytes = stats.committed_bytes - owned_bytes - ahead_bytes;
         stats.parked_bytes = on_host * block_bytes;
         stats.mappings = stats.committed_bytes / self.buffer().chunk_bytes();
         stats

@@ -69,6 +69,8 @@ impl Shared {
                 expected: "blocks on the host, where parked sequences lie".to_owned(),
             });
         }
+        // What is ahead of a sequence that does not grow is others' to have.
+        self.state().forget_ahead(key);
         let own = self.state().entries_where(key, |state, block| state.device.refs(block) == 1);
         let held = self.obtain_on_host(own.len() as u64)?;
         // Blocks of its own stay its own; where they lie may have changed meanwhile.

@@ -34,6 +34,15 @@ impl PagedSequence {
         Ok(PagedSequence { shared, key, length, counted, writable, is_parked: false })
     }
 
+    /// See [`PagedCache::open_ahead`](super::PagedCache::open_ahead).
+    pub(super) fn open_ahead(shared: &Arc<Shared>, tokens: u64) -> Result<PagedSequence, KvError> {
+        let blocks = shared.blocks_for(tokens)?;
+        let counted = Arc::new(AtomicU64::new(0));
+        let key = shared.open_ahead(counted.clone(), blocks);
+        let shared = shared.clone();
+        Ok(PagedSequence { shared, key, length: 0, counted, writable: 0, is_parked: false })
+    }
+
     /// How many tokens it has.
     pub fn tokens(&self) -> u64 {
         self.length
@@ -59,6 +68,25 @@ impl PagedSequence {
         let block = *state.tables.get(self.key)?.blocks.get(usize::try_from(at).ok()?)?;
         let in_block = layout.offset_in_block(layer, part, token_in_block, head);
         Some(layout.bytes_of(block).start + in_block)
+    }
+
+    /// How long it can become in the blocks that it has and those that are kept for it.
+    pub fn committed_tokens(&self) -> u64 {
+        let state = self.shared.state();
+        let blocks = |table: &super::state::Table| table.blocks.len() + table.ahead.len();
+        self.shared.tokens_of(state.tables.get(self.key).map_or(0, blocks) as u64)
+    }
+
+    /// Whether `tokens` more can be appended without waiting for memory: in blocks of its own, and
+    /// those that are kept for it.
+    pub fn is_ready(&self, tokens: u64) -> bool {
+        let end = self.length.saturating_add(tokens);
+        let (at, filled) = self.shared.layout.locate(self.length);
+        let is_own = || {
+            let at = usize::try_from(at).unwrap_or(usize::MAX);
+            filled == 0 || self.shared.sole_owner(self.key, at)
+        };
+        !self.is_parked && (tokens == 0 || end <= self.committed_tokens() && is_own())
     }
 
     /// Makes room for `tokens` more. Returns the position of the first: what they hold is undefined

@@ -1,7 +1,8 @@
 //! [`Shared`]: a cache's memory and its blocks, and how the one follows the other.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use vmm_pool::{ElasticError, Error, Growth, Place};
@@ -82,6 +83,20 @@ impl Shared {
         u64::from(self.max_blocks) * u64::from(self.layout.block_tokens())
     }
 
+    /// A table without tokens that is to have so many blocks.
+    pub(super) fn open_ahead(&self, tokens: Arc<AtomicU64>, blocks: u64) -> usize {
+        let (key, waits, free_blocks) = {
+            let mut state = self.state();
+            let (key, waits) = state.open_ahead(tokens, blocks);
+            (key, waits, state.device.free_blocks())
+        };
+        match waits {
+            true => self.have_chores_done(),
+            false => self.after_taking(free_blocks),
+        }
+        key
+    }
+
     /// Sees to it that a table has so many blocks, for so many tokens more.
     pub(super) fn extend(&self, key: usize, blocks: u64, tokens: u64) -> Result<(), KvError> {
         let mut state = self.state();
@@ -96,9 +111,13 @@ impl Shared {
             self.after_taking(free_blocks);
             return Ok(());
         }
+        // What comes now is not to come ahead too.
+        let ahead = state.end_wait(key);
         drop(state);
-        let held = self.obtain(missing, tokens)?;
-        self.state().extend(key, held);
+        let held = self.obtain(missing - ahead, tokens)?;
+        let mut state = self.state();
+        state.try_extend(key, ahead);
+        state.extend(key, held);
         Ok(())
     }
 
@@ -271,7 +290,7 @@ impl Shared {
     }
 
     /// In the thread, or here if there is none.
-    fn have_chores_done(&self) {
+    pub(super) fn have_chores_done(&self) {
         if !self.memory.bell.ring() {
             self.do_chores();
         }
@@ -291,10 +310,50 @@ impl Form for Shared {
     }
 }
 
+impl Shared {
+    /// Has blocks come for those who wait for them, in the order in which they asked, as far as memory
+    /// lies ready. Where the driver refuses one nobody behind it is tried.
+    fn serve_asks(&self, hands: &Held<'_>) {
+        let asks = self.state().take_asks();
+        let mut refused = false;
+        for key in asks {
+            if !refused && let Err(error) = self.grow_for(hands, key) {
+                tracing::debug!(%error, "no growth ahead");
+                refused = true;
+            }
+            // Without its blocks it waits no more: its append takes them as any other does.
+            self.state().end_wait(key);
+        }
+    }
+
+    fn grow_for(&self, hands: &Held<'_>, key: usize) -> Result<(), Error> {
+        loop {
+            let (missing, bytes) = {
+                let mut state = self.state();
+                if state.serve(key) {
+                    return Ok(());
+                }
+                let missing = state.missing_ahead(key);
+                let zone = &state.device;
+                let chunks = zone.plan_growth(missing.saturating_sub(zone.free_blocks())).chunks;
+                (missing, chunks.len() as u64 * zone.geometry().chunk_bytes)
+            };
+            if !self.memory.has_room(bytes) {
+                return Ok(());
+            }
+            // Who appends meanwhile may take what came.
+            if self.grow(hands, Side::Device, missing, u64::MAX)? {
+                count(&self.memory.counts.background_growths);
+            }
+        }
+    }
+}
+
 impl Chores for Shared {
     fn do_chores(&self) {
         // Whoever is changing the memory in this very thread is called from the pool, and goes on later.
         let Ok(hands) = self.memory.hands.take() else { return };
+        self.serve_asks(&hands);
         let (free, lacking) = {
             let state = self.state();
             (state.device.free_blocks(), state.device.lacking_blocks())

@@ -13,6 +13,10 @@ use super::zone::{Shift, Zone};
 pub(super) struct Table {
     /// In the order of its tokens. As many as its tokens take.
     pub(super) blocks: Vec<u32>,
+    /// Blocks for tokens to come, held for it.
+    pub(super) ahead: Vec<u32>,
+    /// How many blocks it waits for ahead, with those that it has; 0 if it does not.
+    pub(super) wanted_blocks: u64,
     /// Another number whenever a block changed; no two tables of a process have had the same.
     pub(super) version: u64,
     /// Its tokens, which the sequence counts without the lock.
@@ -28,6 +32,8 @@ pub(super) struct State {
     pub(super) tables: Slab<Table>,
     /// The blocks of all tables, one that several have once for each.
     pub(super) entries: u64,
+    /// Tables that wait for blocks ahead, in the order in which they asked. Some may be gone.
+    asks: Vec<usize>,
 }
 
 /// A number that no table of this process has had.
@@ -38,15 +44,85 @@ pub(super) fn new_version() -> u64 {
 
 impl State {
     pub(super) fn new(device: Zone, host: Option<Zone>) -> State {
-        State { device, host, tables: Slab::new(), entries: 0 }
+        State { device, host, tables: Slab::new(), entries: 0, asks: Vec::new() }
     }
 
     /// A sequence with these blocks, which were held.
     pub(super) fn open(&mut self, tokens: Arc<AtomicU64>, blocks: Vec<u32>) -> usize {
-        let table = Table { blocks: Vec::new(), version: 0, tokens, is_parked: false };
-        let key = self.tables.insert(table);
+        let key = self.insert(tokens, Vec::new());
         self.extend(key, blocks);
         key
+    }
+
+    fn insert(&mut self, tokens: Arc<AtomicU64>, blocks: Vec<u32>) -> usize {
+        let (ahead, version) = (Vec::new(), new_version());
+        let table =
+            Table { blocks, ahead, wanted_blocks: 0, version, tokens, is_parked: false };
+        self.tables.insert(table)
+    }
+
+    /// A sequence without tokens that is to have so many blocks: at once if they are free, else it waits
+    /// for them. Says whether it waits.
+    pub(super) fn open_ahead(&mut self, tokens: Arc<AtomicU64>, blocks: u64) -> (usize, bool) {
+        let key = self.insert(tokens, Vec::new());
+        self.want(key, blocks);
+        let waits = !self.serve(key);
+        if waits {
+            self.asks.push(key);
+        }
+        (key, waits)
+    }
+
+    fn want(&mut self, key: usize, blocks: u64) {
+        if let Some(table) = self.tables.get_mut(key) {
+            table.wanted_blocks = blocks;
+        }
+    }
+
+    /// How many blocks a table waits for.
+    pub(super) fn missing_ahead(&self, key: usize) -> u64 {
+        let missing = |table: &Table| {
+            table.wanted_blocks.saturating_sub((table.blocks.len() + table.ahead.len()) as u64)
+        };
+        self.tables.get(key).map_or(0, missing)
+    }
+
+    /// Holds what a table waits for, if so many blocks are free. Says whether it waits no more.
+    pub(super) fn serve(&mut self, key: usize) -> bool {
+        let missing = self.missing_ahead(key);
+        if self.device.free_blocks() < missing {
+            return false;
+        }
+        if let Some(table) = self.tables.get_mut(key) {
+            table.ahead.extend((0..missing).map_while(|_| self.device.take_held()));
+            table.wanted_blocks = 0;
+        }
+        true
+    }
+
+    /// Those who wait, the first first.
+    pub(super) fn take_asks(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.asks)
+    }
+
+    /// A table waits for nothing any more. Returns how many blocks are held for it.
+    pub(super) fn end_wait(&mut self, key: usize) -> u64 {
+        let Some(table) = self.tables.get_mut(key) else { return 0 };
+        table.wanted_blocks = 0;
+        table.ahead.len() as u64
+    }
+
+    /// Lets go what is held ahead for a table, and it waits for nothing.
+    pub(super) fn forget_ahead(&mut self, key: usize) {
+        let Some(table) = self.tables.get_mut(key) else { return };
+        table.wanted_blocks = 0;
+        let ahead = std::mem::take(&mut table.ahead);
+        self.let_go(&ahead);
+    }
+
+    /// Blocks that are held for tokens to come.
+    pub(super) fn ahead_blocks(&self) -> u64 {
+        self.tables.iter().map(|(_, table)| table.ahead.len() as u64).sum()
     }
 
     /// Puts blocks that were held at the end of a table.
@@ -61,10 +137,17 @@ impl State {
     /// Puts free blocks at the end of a table. Says whether there were enough; else nothing is done.
     pub(super) fn try_extend(&mut self, key: usize, blocks: u64) -> bool {
         let Some(table) = self.tables.get_mut(key) else { return false };
-        if self.device.free_blocks() < blocks {
+        if self.device.free_blocks() + (table.ahead.len() as u64) < blocks {
             return false;
         }
-        table.blocks.extend((0..blocks).map_while(|_| self.device.take()));
+        // The first that was held ahead is the lowest.
+        let held = (table.ahead.len() as u64).min(blocks) as usize; // no more than a length
+        for block in table.ahead.drain(..held) {
+            self.device.settle(block);
+            table.blocks.push(block);
+        }
+        let more = blocks - held as u64;
+        table.blocks.extend((0..more).map_while(|_| self.device.take()));
         self.entries += blocks;
         table.version = new_version();
         true
@@ -119,7 +202,7 @@ impl State {
         let blocks = parent.map_or(Vec::new(), |parent| parent.blocks[..blocks].to_vec());
         blocks.iter().for_each(|block| self.device.add_ref(*block));
         self.entries += blocks.len() as u64;
-        self.tables.insert(Table { blocks, version: new_version(), tokens, is_parked: false })
+        self.insert(tokens, blocks)
     }
 
     /// Takes all but the first blocks away from a table. Says whether there were more.
@@ -138,6 +221,7 @@ impl State {
     /// Ends a sequence.
     pub(super) fn close(&mut self, key: usize) {
         self.truncate(key, 0);
+        self.forget_ahead(key);
         self.tables.try_remove(key);
     }
 
@@ -184,7 +268,11 @@ impl State {
                     _ => device_refs[*block as usize] += 1,
                 }
             }
+            if let Some(block) = table.ahead.iter().find(|block| !self.device.is_held(**block)) {
+                return Err(format!("block {block} is ahead of {key} and not held"));
+            }
             let mut blocks = table.blocks.clone();
+            blocks.extend(&table.ahead);
             blocks.sort_unstable();
             if blocks.windows(2).any(|pair| pair[0] == pair[1]) {
                 return Err(format!("{key} has a block twice: {:?}", table.blocks));

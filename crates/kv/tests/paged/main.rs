@@ -5,6 +5,7 @@ mod harness;
 #[path = "../common/rng.rs"]
 mod rng;
 
+mod ahead;
 mod blocks;
 mod faults;
 mod forks;

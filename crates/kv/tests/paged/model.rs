@@ -145,7 +145,13 @@ impl Run {
         match self.rng.below(100) {
             0..14 => {
                 let tokens = self.rng.below(40);
-                if let Some(sequence) = self.attempt(|cache| cache.open(tokens)) {
+                let is_ahead = self.rng.chance(300);
+                let open = |cache: &PagedCache| match is_ahead {
+                    true => cache.open_ahead(tokens),
+                    false => cache.open(tokens),
+                };
+                if let Some(sequence) = self.attempt(open) {
+                    assert_eq!(sequence.tokens(), if is_ahead { 0 } else { tokens });
                     let mut written = (sequence, Vec::new());
                     self.write_rest(&mut written);
                     self.put(written);
@@ -199,8 +205,11 @@ impl Run {
             assert!(matches!(sequence.append(tokens), Err(KvError::Parked)));
         } else {
             let (first, before) = (stamps.len() as u64, sequence.blocks());
+            let growths = self.cache.stats().foreground_growths;
+            let is_ready = sequence.is_ready(tokens);
             if let Some(at) = self.attempt(|_| sequence.append(tokens)) {
                 assert_eq!(at, first);
+                assert!(!is_ready || self.cache.stats().foreground_growths == growths);
                 self.tally.copied += u64::from(sequence.blocks()[..before.len()] != before);
             }
         }

@@ -6,17 +6,21 @@ use vmm_sys::object::Stream;
 
 use super::{CacheSettings, HOST};
 
+/// Which part of the pool's limit the contiguous form keeps idle, at most.
+const IDLE_SHARE: u64 = 16;
+
 pub(super) fn contiguous(
     pool: &Pool,
     stream: &Stream,
     shape: KvShape,
     settings: &CacheSettings,
 ) -> Result<ContiguousCache, KvError> {
+    let share = || pool.device_stats(stream.device()).map_or(0, |it| it.limit_bytes / IDLE_SHARE);
     ContiguousCache::builder(pool, stream, shape)
         .max_tokens(u64::from(settings.max_tokens))
         .max_sequences(settings.max_sequences)
         .chunk_bytes(settings.chunk_bytes)
-        .keep_idle_bytes(settings.keep_idle_bytes)
+        .keep_idle_bytes(settings.keep_idle_bytes.unwrap_or_else(share))
         .lenders(lending(settings))
         .tag(&settings.tag)
         .background(settings.background)
@@ -40,7 +44,7 @@ pub(super) fn paged(
     let mut builder = PagedCache::builder(pool, stream, shape)
         .block_tokens(settings.block_tokens)
         .max_blocks(blocks(device_bytes).min(BLOCKS_MAX))
-        .keep_idle_bytes(settings.keep_idle_bytes)
+        .keep_idle_bytes(settings.keep_idle_bytes.unwrap_or(u64::MAX))
         .lenders(lending(settings))
         .tag(&settings.tag)
         .background(settings.background);

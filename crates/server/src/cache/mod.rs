@@ -54,8 +54,10 @@ pub struct CacheSettings {
     pub block_tokens: u32,
     /// Whether others may lend memory.
     pub borrows: bool,
-    /// Memory without tokens that is kept for the next sequences.
-    pub keep_idle_bytes: u64,
+    /// Memory without tokens that is kept for the next sequences. By default all of it in the paged form,
+    /// where it is anybody's. In the contiguous form it stays where a sequence was, and the next is
+    /// longer or shorter: a sixteenth of what the pool may have of the device.
+    pub keep_idle_bytes: Option<u64>,
     /// Memory of the host for parked sequences; 0 if they are not parked but written anew.
     pub host_bytes: u64,
     /// Whether memory grows in a thread of its own. Otherwise it does in the engine's, and a run of
@@ -76,7 +78,7 @@ impl CacheSettings {
             borrows: false,
             host_bytes: 0,
             // Whoever is short gets it back; without requests it goes ([`Cache::rest`]).
-            keep_idle_bytes: u64::MAX,
+            keep_idle_bytes: None,
             background: true,
         }
     }
@@ -145,20 +147,28 @@ impl Cache {
         })
     }
 
-    /// Opens a sequence, with memory for so many tokens.
+    /// Opens a sequence of so many tokens.
     ///
     /// # Errors
     /// As the form's `open`.
     pub fn open(&self, tokens: u64) -> Result<Seq, KvError> {
         match &self.kind {
             Kind::Fixed(cache) => cache.open(tokens).map(Seq::Fixed),
-            Kind::Contiguous(cache) => {
-                let mut sequence = cache.open(tokens)?;
-                // The memory is there.
-                sequence.append(tokens)?;
-                Ok(Seq::Contiguous(sequence))
-            }
+            Kind::Contiguous(cache) => cache.open(tokens).map(Seq::Contiguous),
             Kind::Paged(cache, _) => cache.open(tokens).map(Seq::Paged),
+        }
+    }
+
+    /// Opens a sequence without tokens, whose memory for so many comes meanwhile: [`Seq::is_ready`]
+    /// says when. The fixed form has it, and all its tokens, at once.
+    ///
+    /// # Errors
+    /// As the form's `open_ahead`.
+    pub fn open_ahead(&self, tokens: u64) -> Result<Seq, KvError> {
+        match &self.kind {
+            Kind::Fixed(cache) => cache.open(tokens).map(Seq::Fixed),
+            Kind::Contiguous(cache) => cache.open_ahead(tokens).map(Seq::Contiguous),
+            Kind::Paged(cache, _) => cache.open_ahead(tokens).map(Seq::Paged),
         }
     }
 

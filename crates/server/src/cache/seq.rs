@@ -41,6 +41,15 @@ impl Seq {
         }
     }
 
+    /// Whether more tokens can be appended without waiting for memory.
+    pub fn is_ready(&self, count: u64) -> bool {
+        match self {
+            Seq::Fixed(_) => true,
+            Seq::Contiguous(sequence) => sequence.is_ready(count),
+            Seq::Paged(sequence) => sequence.is_ready(count),
+        }
+    }
+
     /// Makes room for more tokens.
     ///
     /// # Errors

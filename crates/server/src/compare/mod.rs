@@ -74,6 +74,9 @@ fn engine(
     cache.borrows = lend > 0;
     cache.host_bytes = args.host_memory;
     cache.background = choice.sim.is_none();
+    if growth == Growth::Off {
+        cache.keep_idle_bytes = Some(u64::MAX);
+    }
     let settings = EngineSettings {
         max_running: args.concurrency as usize,
         max_waiting: args.concurrency as usize,

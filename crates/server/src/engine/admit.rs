@@ -35,8 +35,8 @@ impl Engine {
         }
     }
 
-    /// Lets those that wait run, the oldest first, as far as there is room for their tokens and a
-    /// margin. Returns what was short.
+    /// Opens sequences for those that wait, the oldest first, as far as there is room for their tokens and
+    /// a margin. Their memory comes meanwhile. Returns what was short.
     pub(super) fn admit(&mut self) -> Option<KvError> {
         if self.running.iter().any(|task| task.is_parked) {
             return None;
@@ -58,7 +58,7 @@ impl Engine {
                 return None;
             }
             room.take(tokens + self.settings.margin_tokens);
-            match self.cache.open(tokens) {
+            match self.cache.open_ahead(tokens) {
                 Ok(sequence) => {
                     let mut task = self.waiting.pop_front()?;
                     unwritten += task.tokens.len();
@@ -78,6 +78,51 @@ impl Engine {
         None
     }
 
+    /// Lets those whose memory has come begin, the oldest first. Who has waited for long enough, or if no
+    /// other runs, takes memory now, as any append does. Returns what was short.
+    pub(super) fn begin(&mut self) -> Option<KvError> {
+        let runs = |task: &Task| task.has_begun() && !task.is_parked;
+        let mut anyone_runs = self.running.iter().any(runs);
+        let (mut short, mut index) = (None, 0);
+        while let Some(task) = self.running.get_mut(index) {
+            let tokens = task.tokens.len() as u64;
+            let sequence = task.sequence.as_mut().filter(|sequence| sequence.tokens() == 0);
+            let Some(sequence) = sequence else {
+                index += 1;
+                continue;
+            };
+            let may_wait = anyone_runs && task.waited_ticks < self.settings.ahead_ticks;
+            if may_wait && !sequence.is_ready(tokens) {
+                task.waited_ticks += 1;
+                index += 1;
+                continue;
+            }
+            match sequence.append(tokens) {
+                Ok(()) => {
+                    anyone_runs = true;
+                    index += 1;
+                }
+                Err(error) if error.is_shortage() => {
+                    // What younger ones wait with is the older one's. It is itself the last of them.
+                    let youngest = self.running.iter().rposition(|task| !task.has_begun());
+                    self.put_back(youngest.unwrap_or(index));
+                    short = Some(error);
+                }
+                Err(error) => self.finish(index, Outcome::Failed(error.to_string())),
+            }
+        }
+        short
+    }
+
+    /// The request at `index` waits again, without memory.
+    fn put_back(&mut self, index: usize) {
+        let mut task = self.running.remove(index);
+        task.forget();
+        let older = |other: &Task| other.number < task.number;
+        let at = self.waiting.partition_point(older);
+        self.waiting.insert(at, task);
+    }
+
     /// Requests that run.
     pub(super) fn active(&self) -> usize {
         self.running.iter().filter(|task| !task.is_parked).count()
@@ -87,8 +132,9 @@ impl Engine {
     /// Returns whether the request is still at its place.
     pub(super) fn preempt(&mut self, index: usize) -> bool {
         let Some(task) = self.running.get_mut(index) else { return false };
+        let has_begun = task.has_begun();
         let parked = match &mut task.sequence {
-            Some(sequence) if self.cache.parks() => sequence.park(),
+            Some(sequence) if has_begun && self.cache.parks() => sequence.park(),
             _ => Ok(false),
         };
         match parked {
@@ -100,12 +146,8 @@ impl Engine {
             Ok(false) => {}
             Err(error) => tracing::warn!(%error, "a sequence cannot be parked"),
         }
-        let mut task = self.running.remove(index);
-        task.forget();
-        self.counts.dropped += 1;
-        let older = |other: &Task| other.number < task.number;
-        let at = self.waiting.partition_point(older);
-        self.waiting.insert(at, task);
+        self.counts.dropped += u64::from(has_begun);
+        self.put_back(index);
         false
     }
 

@@ -1,7 +1,7 @@
 //! [`Engine`]: continuous batching of one model's requests, in one thread.
 //!
 //! Each [`tick`](Engine::tick) is one step: requests are admitted as far as the cache has room for
-//! their prompts, memory grows by a token for those that run, the backend writes and reads, and what
+//! their prompts, and begin once memory for these has come, which no other waits for; memory grows by a token for those that run, the backend writes and reads, and what
 //! it read is checked. When memory is short the youngest is preempted: parked on the host, or its
 //! memory is dropped and written anew later. Given the same requests, cache and clock it does the
 //! same.
@@ -45,6 +45,9 @@ pub struct EngineSettings {
     pub prefill_tokens: usize,
     /// Room that is left for each request that runs when another is admitted, in tokens.
     pub margin_tokens: u64,
+    /// How many steps of others a request that was admitted waits for its memory to come in the background.
+    /// Then, or if no other runs, the engine's thread gets it.
+    pub ahead_ticks: u32,
     /// How long requests wait for memory that others have, in microseconds of the clock.
     pub patience_us: f64,
     /// What becomes of the weights in a sleep.
@@ -58,6 +61,7 @@ impl Default for EngineSettings {
             max_waiting: 256,
             prefill_tokens: 2048,
             margin_tokens: 64,
+            ahead_ticks: 32,
             patience_us: 2e6,
             sleep_mode: SleepMode::Drop,
         }
@@ -309,7 +313,8 @@ impl Engine {
         }
         let begun_us = self.clock.now_us();
         self.resume_parked();
-        let short = self.admit();
+        let refused = self.admit();
+        let short = self.begin().or(refused);
         match self.step(begun_us) {
             Some(figures) => {
                 self.stuck_since_us = None;

@@ -73,7 +73,7 @@ impl Engine {
         while let Some(task) = self.running.get(index) {
             let number = task.number;
             let new = match task.unwritten() {
-                _ if task.is_parked => 0,
+                _ if task.is_parked || !task.has_begun() => 0,
                 1 => 1,
                 many => many.min(prefill_left),
             };

@@ -91,6 +91,8 @@ pub(crate) struct Task {
     pub(crate) check: u32,
     pub(crate) sequence: Option<Seq>,
     pub(crate) is_parked: bool,
+    /// How long it has waited for memory that is to come ahead.
+    pub(crate) waited_ticks: u32,
     pub(crate) sink: Box<dyn Sink>,
 }
 
@@ -105,6 +107,7 @@ impl Task {
             check: 0,
             sequence: None,
             is_parked: false,
+            waited_ticks: 0,
             sink: job.sink,
         }
     }
@@ -114,10 +117,17 @@ impl Task {
         self.tokens.len() - self.written
     }
 
+    /// Whether it has memory for its tokens, and takes part in steps unless it is parked. Before, memory
+    /// is on its way.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.sequence.as_ref().is_some_and(|sequence| sequence.tokens() > 0)
+    }
+
     /// Frees its memory. It can begin anew.
     pub(crate) fn forget(&mut self) {
         self.sequence = None;
         self.is_parked = false;
+        self.waited_ticks = 0;
         self.written = 0;
         self.check = 0;
     }

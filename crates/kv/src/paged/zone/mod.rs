@@ -162,6 +162,11 @@ impl Zone {
         self.held.set(index, true);
     }
 
+    /// Whether a block is held.
+    pub(super) fn is_held(&self, block: u32) -> bool {
+        self.held.contains(self.index(block))
+    }
+
     /// Ends a hold.
     pub(super) fn let_go(&mut self, block: u32) {
         let index = self.index(block);
