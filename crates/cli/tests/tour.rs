@@ -84,7 +84,7 @@ fn on_one_device_the_steps_that_need_two_are_left_out_by_name() {
         assert!(text.contains(&format!("left out  {step}: there is one device\n")), "{text}");
     }
     let last = text.lines().last().unwrap();
-    assert!(last.contains("8 steps done"), "{last}");
+    assert!(last.contains("10 steps done"), "{last}");
     assert!(last.contains("left out: access; neighbour; borrow; move; move ahead"), "{last}");
 }
 

@@ -85,7 +85,7 @@ fn the_thread_grows_ahead_and_takes_memory_away() {
     threads.lock().unwrap().clear();
     for _ in 0..7 {
         sequence.append(T / 2).unwrap();
-        wait_for(|| sequence.committed_tokens() >= sequence.tokens() + 3 * T);
+        wait_for(|| sequence.committed_tokens() >= sequence.tokens() + 2 * T);
     }
     sequence.truncate(1);
     wait_for(|| cache.stats().committed_bytes <= 10 * G);

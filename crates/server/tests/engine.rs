@@ -43,6 +43,36 @@ fn every_answer_is_right_and_every_run_the_same() {
 }
 
 #[test]
+fn with_a_thread_that_grows_ahead_every_answer_is_right_however_long_it_is_waited_for() {
+    for form in forms() {
+        for ahead_ticks in [0, 3, u32::MAX] {
+            let (rig, spec) = (Rig::new(LIMIT), ModelSpec { layers: 8, ..tiny() });
+            let mut cache = rig.cache(form, &spec);
+            cache.background = true;
+            let set = EngineSettings { ahead_ticks, ..EngineSettings::default() };
+            let mut engine = rig.engine(&spec, &cache, set);
+            let mut asked = Vec::new();
+            for index in 0..24 {
+                asked.push(Asked::nth(
+                    &mut engine,
+                    index,
+                    1 + index * 41 % 900,
+                    1 + index * 5 % 40,
+                ));
+                engine.tick();
+                engine.cache().verify().unwrap();
+            }
+            run(&mut engine);
+            asked.iter().for_each(|it| it.check_right(&spec));
+            let grown = engine.figures().cache;
+            assert!(form == Form::Fixed || grown.background_growths > 0, "{form:?}: {grown:?}");
+            drop(engine);
+            rig.check_empty();
+        }
+    }
+}
+
+#[test]
 fn a_byte_that_changes_fails_the_request_and_no_other() {
     for form in forms() {
         let (rig, spec) = (Rig::new(LIMIT), tiny());

@@ -272,11 +272,6 @@ impl Books {
         self.asks.push(slot);
     }
 
-    /// Whether one has asked and is not taken up yet.
-    pub(super) fn is_asking(&self, slot: u32) -> bool {
-        self.asks.contains(&slot)
-    }
-
     /// Those who asked.
     pub(super) fn take_asks(&mut self) -> Vec<u32> {
         let mut asks = std::mem::take(&mut self.asks);

@@ -113,7 +113,7 @@ impl Core {
             let mut books = self.books();
             let is_missing = books.stands(slot) < chunks;
             if is_missing {
-                self.slot(slot).set_wanted_chunks(chunks);
+                self.slot(slot).want(chunks);
                 books.ask(slot);
             }
             is_missing || books.has_rest(slot)
@@ -237,17 +237,23 @@ impl Core {
 
     /// Grows those who asked ahead of need: together, else one by one. Nobody is pressed for it.
     fn serve_asks(&self, held: &Held<'_>) {
-        let asks = self.books().take_asks();
-        let wants: Vec<(u32, u64)> = asks
-            .iter()
-            .map(|&slot| (slot, self.slot(slot).wanted_chunks()))
-            .filter(|&(slot, chunks)| chunks > self.books().stands(slot))
-            .collect();
-        self.grow_ahead(held, &wants);
-        let books = self.books();
-        // Who opened one of these slots meanwhile, and asked, is served next.
-        for slot in asks.into_iter().filter(|slot| !books.is_asking(*slot)) {
-            self.slot(slot).set_wanted_chunks(0);
+        loop {
+            let asks = self.books().take_asks();
+            if asks.is_empty() {
+                return;
+            }
+            let wanted = |slot: u32| (slot, self.slot(slot).wanted_chunks());
+            let asks: Vec<(u32, u64)> = asks.into_iter().map(wanted).collect();
+            let mut wants = asks.clone();
+            wants.retain(|&(slot, chunks)| chunks > self.books().stands(slot));
+            self.grow_ahead(held, &wants);
+            let mut books = self.books();
+            for (slot, chunks) in asks {
+                // Who wants more meanwhile has not asked again.
+                if !self.slot(slot).end_wait(chunks) {
+                    books.ask(slot);
+                }
+            }
         }
     }
 

@@ -165,8 +165,7 @@ impl Sequence {
         }
         // Half of the way it looks again what came. Until that is answered it does not ask again.
         self.ready_tokens = self.tokens + committed_tokens.saturating_sub(self.tokens).div_ceil(2);
-        let is_first = self.slot.wanted_chunks() == 0;
-        self.slot.set_wanted_chunks(wanted_chunks);
+        let is_first = self.slot.want(wanted_chunks);
         if is_first {
             core.books().ask(self.number);
         }

@@ -21,7 +21,7 @@ impl Slot {
     pub(super) fn begin(&self, tokens: u64, usable_chunks: u64) {
         self.set_tokens(tokens);
         self.set_usable_chunks(usable_chunks);
-        self.set_wanted_chunks(0);
+        self.wanted_chunks.store(0, Ordering::Release);
         self.set_parked(false);
     }
 
@@ -46,8 +46,17 @@ impl Slot {
         self.wanted_chunks.load(Ordering::Acquire)
     }
 
-    pub(super) fn set_wanted_chunks(&self, chunks: u64) {
-        self.wanted_chunks.store(chunks, Ordering::Release);
+    /// Says what is wanted. Whether nothing was: then it is to be asked for.
+    pub(super) fn want(&self, chunks: u64) -> bool {
+        self.wanted_chunks.swap(chunks, Ordering::AcqRel) == 0
+    }
+
+    /// What was wanted has come, or cannot. False if it is more by now.
+    pub(super) fn end_wait(&self, chunks: u64) -> bool {
+        let ended =
+            self.wanted_chunks.compare_exchange(chunks, 0, Ordering::AcqRel, Ordering::Acquire);
+        // It is 0 if the sequence is gone.
+        matches!(ended, Ok(_) | Err(0))
     }
 
     pub(super) fn is_parked(&self) -> bool {

@@ -56,8 +56,7 @@ impl State {
 
     fn insert(&mut self, tokens: Arc<AtomicU64>, blocks: Vec<u32>) -> usize {
         let (ahead, version) = (Vec::new(), new_version());
-        let table =
-            Table { blocks, ahead, wanted_blocks: 0, version, tokens, is_parked: false };
+        let table = Table { blocks, ahead, wanted_blocks: 0, version, tokens, is_parked: false };
         self.tables.insert(table)
     }
 

@@ -132,8 +132,7 @@ fn who_is_dropped_while_it_waits_gives_them_back() {
 
 #[test]
 fn a_parked_sequence_keeps_nothing_ahead() {
-    let machine =
-        Machine::new(|sim| sim, |pool| pool.host_memory(0, 64 * G, 0));
+    let machine = Machine::new(|sim| sim, |pool| pool.host_memory(0, 64 * G, 0));
     let builder = machine.builder().host_blocks(vmm_pool::Place::HostNuma(0), 16);
     let cache = builder.build().unwrap();
     let mut sequence = cache.open_ahead(40).unwrap();

@@ -6,9 +6,7 @@ mod room;
 mod seq;
 
 use serde::Serialize;
-use vmm_kv::{
-    BlockTables, ContiguousCache, KvError, KvRoom, KvShape, KvStats, PagedCache, PagedSequence,
-};
+use vmm_kv::{BlockTables, ContiguousCache, KvError, KvRoom, KvShape, PagedCache, PagedSequence};
 use vmm_pool::{ElasticBuffer, Error, Place, Pool, Use};
 use vmm_sys::object::Stream;
 
@@ -215,18 +213,12 @@ impl Cache {
                 sequences: u64::from(cache.free_slots()),
                 ..Room::default()
             },
-            Kind::Contiguous(cache) => self.room_of(cache.room(), cache.stats()),
-            Kind::Paged(cache, _) => self.room_of(cache.room(), cache.stats()),
-        }
-    }
-
-    fn room_of(&self, room: KvRoom, stats: KvStats) -> Room {
-        let left = u64::from(self.max_sequences).saturating_sub(stats.sequences);
-        Room {
-            here_tokens: room.here_tokens,
-            borrowed_tokens: room.borrowed_tokens,
-            host_tokens: room.host_tokens,
-            sequences: left.min(room.sequences),
+            // It knows the most sequences itself; its other figures wait for growth that is under way.
+            Kind::Contiguous(cache) => room_of(cache.room(), u64::MAX),
+            Kind::Paged(cache, _) => {
+                let left = u64::from(self.max_sequences).saturating_sub(cache.stats().sequences);
+                room_of(cache.room(), left)
+            }
         }
     }
 
@@ -376,5 +368,15 @@ impl Cache {
             Kind::Contiguous(cache) => cache.verify(),
             Kind::Paged(cache, _) => cache.verify(),
         }
+    }
+}
+
+/// The same for `left` sequences at most.
+fn room_of(room: KvRoom, left: u64) -> Room {
+    Room {
+        here_tokens: room.here_tokens,
+        borrowed_tokens: room.borrowed_tokens,
+        host_tokens: room.host_tokens,
+        sequences: left.min(room.sequences),
     }
 }
