@@ -4,6 +4,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use vmm_pool::{ElasticError, Error};
+
 use crate::generate::{self, Profile};
 use crate::machine::{DriverChoice, Machine};
 use crate::run::{Failure, Tally, run};
@@ -67,10 +69,12 @@ pub fn runs(choice: DriverChoice, profile: Profile, seeds: Range<u64>, repeat: &
 /// Runs a script on a machine of its own; `None` if there is none that fits.
 pub fn on_new_machine(choice: DriverChoice, script: &Script) -> Option<Result<Tally, Failure>> {
     let machine = Machine::new(choice, script.setup.machine()).ok()?;
-    // Not every host has memory that GPUs can map.
+    // Not every host has memory that its GPUs can map.
     let has_memory = script.setup.host_bytes.is_none()
-        || choice == DriverChoice::Sim
-        || script.setup.build_pool(&machine, &RunClock::default()).is_ok();
+        || !matches!(
+            script.setup.build_pool(&machine, &RunClock::default()),
+            Err(Error::Elastic(ElasticError::NoHostMemory { .. }))
+        );
     has_memory.then(|| run(script, &machine))
 }
 
