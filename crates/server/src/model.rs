@@ -55,6 +55,11 @@ pub enum ModelError {
         /// Where and what.
         cause: serde_json::Error,
     },
+    /// A name that cannot be written in figures, logs and thread lists.
+    #[error(
+        "a model called {0:?}: expected one character at least, and none that cannot be printed"
+    )]
+    Name(String),
     /// A number that is none of those possible.
     #[error("model {model}: {field} = {value}: expected {expected}")]
     Field {
@@ -138,6 +143,9 @@ impl ModelSpec {
             value,
             expected,
         };
+        if self.name.is_empty() || self.name.contains(char::is_control) {
+            return Err(ModelError::Name(self.name.clone()));
+        }
         if self.max_tokens < 2 {
             let expected = "at least 2: one to ask, one to answer";
             return Err(field("max_tokens", u64::from(self.max_tokens), expected));
@@ -230,6 +238,10 @@ mod tests {
         let mut spec = ModelSpec::preset("tiny").unwrap();
         spec.head_dim = 1;
         assert!(spec.check().unwrap_err().to_string().contains("multiple of 4 bytes"));
+        assert!(matches!(ModelSpec::parse("=tiny"), Err(ModelError::Name(_))));
+        spec.name = "a\0b".to_owned();
+        let error = spec.check().unwrap_err().to_string();
+        assert!(error.contains(r#"a model called "a\0b""#), "{error}");
     }
 
     #[test]

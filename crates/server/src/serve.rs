@@ -23,6 +23,9 @@ use crate::model::{ModelError, ModelSpec};
 const HOME: DeviceId = DeviceId(0);
 const NEIGHBOUR: DeviceId = DeviceId(1);
 
+/// Block tables of a model take a GiB of the host's memory at most.
+const TABLE_ENTRIES_MAX: u64 = 1 << 28;
+
 /// How modelled time passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Pace {
@@ -107,6 +110,30 @@ pub enum ServeError {
     /// Two models have one name.
     #[error("two models are called {0:?}: expected NAME=MODEL with another name")]
     SameName(String),
+    /// Weights are to sleep where the pool has no memory.
+    #[error("sleep = host, host_memory = 0: expected host memory as large as the weights")]
+    NoHostMemory,
+    /// Block tables of all requests would be too long.
+    #[error(
+        "model {model}: tables of {entries} blocks for {max_running} requests: expected at most \
+         {TABLE_ENTRIES_MAX}, by fewer requests, a shorter context or longer blocks"
+    )]
+    Tables {
+        /// Of which model.
+        model: String,
+        /// Requests that may run at a time.
+        max_running: u32,
+        /// Blocks of that many of the longest contexts.
+        entries: u64,
+    },
+    /// The address cannot be listened at.
+    #[error("cannot listen at {address}: {cause}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        cause: std::io::Error,
+    },
     /// An engine.
     #[error("model {model}: {cause}")]
     Engine {
@@ -126,7 +153,7 @@ pub enum ServeError {
     /// The figures.
     #[error("the figures: {0}")]
     Meters(#[from] metrics_exporter_prometheus::BuildError),
-    /// The system: threads, the port.
+    /// The system: threads.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
@@ -169,6 +196,9 @@ pub fn chunk_bytes(choice: &DriverChoice) -> Result<u64, ServeError> {
 /// # Errors
 /// Settings that cannot be; no memory for a model; the port is taken.
 pub async fn start(args: &ServeArgs) -> Result<(Server, String), ServeError> {
+    if args.sleep == SleepMode::Host && args.host_memory == 0 {
+        return Err(ServeError::NoHostMemory);
+    }
     let choice = choose_all(args.driver, 2)?;
     let pool = pool(&choice, args.memory, args.host_memory, args.lend, true)?;
     let meters = Meters::new()?;
@@ -181,6 +211,7 @@ pub async fn start(args: &ServeArgs) -> Result<(Server, String), ServeError> {
         if engines.iter().any(is_known) {
             return Err(ServeError::SameName(spec.name));
         }
+        check_tables(args, &spec)?;
         let model = spec.name.clone();
         let failed = |cause| ServeError::Engine { model: model.clone(), cause };
         let mut engine = engine(args, &choice, &pool, spec)?.map_err(failed)?;
@@ -194,7 +225,19 @@ pub async fn start(args: &ServeArgs) -> Result<(Server, String), ServeError> {
     }
     let fleet = Fleet::start(&pool, engines, idle)?;
     let address = SocketAddr::new(args.bind, args.port);
-    Ok((Server::bind(fleet, meters, address).await?, choice.why))
+    let bound = Server::bind(fleet, meters, address).await;
+    let server = bound.map_err(|cause| ServeError::Listen { address, cause })?;
+    Ok((server, choice.why))
+}
+
+fn check_tables(args: &ServeArgs, spec: &ModelSpec) -> Result<(), ServeError> {
+    let row_blocks = u64::from(spec.max_tokens.div_ceil(spec.block_tokens));
+    let entries = row_blocks * u64::from(args.max_running);
+    if args.form == Form::Paged && entries > TABLE_ENTRIES_MAX {
+        let (model, max_running) = (spec.name.clone(), args.max_running);
+        return Err(ServeError::Tables { model, max_running, entries });
+    }
+    Ok(())
 }
 
 /// What `--grace-s` says.

@@ -4,10 +4,16 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use common::{Asked, HOME, Rig, Spoiler, forms, run, tiny};
-use vmm_server::backend::Backend;
+use vmm_pool::ElasticBuffer;
+use vmm_server::backend::{Backend, BackendError, Batch, StepDone};
 use vmm_server::cache::Form;
-use vmm_server::engine::{Counts, EngineError, EngineSettings, Outcome, RefusalKind, Tick};
+use vmm_server::engine::{
+    Counts, EngineError, EngineSettings, Outcome, RefusalKind, SleepMode, Tick,
+};
 use vmm_server::model::ModelSpec;
 
 const LIMIT: u64 = 96 << 20;
@@ -321,4 +327,54 @@ fn a_neighbour_that_lends_lets_more_run_and_steps_take_longer() {
         assert!(more > alone && none == 0 && borrowed > 0, "{form:?}: {alone} {more} {borrowed}");
         assert!(longer_us > step_us, "{form:?}: {step_us} {longer_us}");
     }
+}
+
+/// Counts how often weights are loaded.
+struct Loads {
+    inner: Box<dyn Backend>,
+    loads: Arc<AtomicU32>,
+}
+
+impl Backend for Loads {
+    fn is_modelled(&self) -> bool {
+        self.inner.is_modelled()
+    }
+
+    fn step(&mut self, batch: &Batch<'_>) -> Result<StepDone, BackendError> {
+        self.inner.step(batch)
+    }
+
+    fn load_weights(&mut self, weights: &ElasticBuffer) -> Result<(), BackendError> {
+        self.loads.fetch_add(1, Ordering::Relaxed);
+        self.inner.load_weights(weights)
+    }
+}
+
+#[test]
+fn weights_that_a_failed_waking_lost_are_loaded_by_the_next() {
+    let (rig, spec, loads) = (Rig::new(64 << 20), tiny(), Arc::new(AtomicU32::new(0)));
+    let set = EngineSettings { sleep_mode: SleepMode::Host, ..EngineSettings::default() };
+    // All of its memory comes at once, or the waking fails.
+    let cache = rig.cache(Form::Fixed, &spec);
+    let counted = loads.clone();
+    let mut engine = rig.engine_with(&spec, &cache, set, move |inner| {
+        Box::new(Loads { inner, loads: counted.clone() })
+    });
+    assert_eq!(loads.load(Ordering::Relaxed), 1);
+    engine.sleep().unwrap();
+    engine.wake().unwrap();
+    assert_eq!(loads.load(Ordering::Relaxed), 1, "they came from the host");
+    engine.sleep().unwrap();
+    let other = rig.pool.elastic(HOME).capacity_bytes(40 << 20).chunk_bytes(2 << 20);
+    let other = other.build().unwrap();
+    other.grow_to(40 << 20).unwrap();
+    let error = engine.wake().unwrap_err();
+    assert!(error.is_shortage() && engine.is_asleep(), "{error}");
+    drop(other);
+    engine.wake().unwrap();
+    assert_eq!(loads.load(Ordering::Relaxed), 2, "{error}");
+    Asked::nth(&mut engine, 0, 20, 5);
+    run(&mut engine);
+    drop(engine);
+    rig.check_empty();
 }

@@ -140,7 +140,8 @@ async fn what_is_wrong_is_said_with_what_was_expected() {
         (with("max_tokens", json!(0)), 400, "expected at least 1"),
         (with("prompt", json!("")), 400, "expected at least one token"),
         (with("prompt", json!([1, 256])), 400, "token 256: expected tokens below 256"),
-        (with("prompt", json!({"a": 1})), 400, "prompt"),
+        (with("prompt", json!({"a": 1})), 400, "expected a text, or an array of tokens"),
+        (with("prompt", json!([1, -1])), 400, "expected a text, or an array of tokens"),
         (with("temperature", json!(1)), 400, "temperature"),
     ];
     for (body, status, says) in cases {
@@ -152,8 +153,15 @@ async fn what_is_wrong_is_said_with_what_was_expected() {
     }
     let (status, _) = client.text(Method::POST, "/v1/completions", "{").await.unwrap();
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    let (status, _) = client.text(Method::GET, "/nothing", "").await.unwrap();
+    let body = with("prompt", json!("x".repeat(4 << 20))).to_string();
+    let (status, text) = client.text(Method::POST, "/v1/completions", body).await.unwrap();
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(text.contains("expected at most 4194304 bytes"), "{text}");
+    // It was not read to its end.
+    let mut client = server.client().await;
+    let (status, text) = client.text(Method::GET, "/nothing", "").await.unwrap();
     assert_eq!(status, StatusCode::NOT_FOUND);
+    assert!(text.contains("nothing at /nothing"), "{text}");
     let body = r#"{"model": "gpt"}"#;
     let (status, _) = client.text(Method::POST, "/admin/sleep", body).await.unwrap();
     assert_eq!(status, StatusCode::NOT_FOUND);
@@ -296,4 +304,19 @@ async fn a_load_finds_every_answer_right_on_every_form() {
         let stopped = server.end().await;
         assert_eq!(stopped.counts[0].1.answered_tokens, report.tokens);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wake_without_room_says_when_to_come_again() {
+    let more = ["--memory", "6MiB", "--model", "a=tiny", "--model", "b=tiny"];
+    let args = Cli::parse_from(["server", "--driver", "sim", "--port", "0"].iter().chain(&more));
+    let (server, _) = start(&args.serve).await.unwrap();
+    let (address, ender) = (server.address().unwrap(), server.ender());
+    let server = Running { address, ender, serving: tokio::spawn(server.run(LONG)) };
+    let mut client = server.client().await;
+    let body = r#"{"model": "b"}"#;
+    let refused = client.send(Method::POST, "/admin/wake", body).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.headers()["retry-after"], "1");
+    server.end().await;
 }

@@ -75,11 +75,21 @@ fn a_load_without_a_server_or_elsewhere_fails_in_words() {
     assert!(text.contains("expected a loopback address"), "{text}");
 }
 
+/// A model whose context is as long as can be, in a file.
+fn long_context() -> String {
+    let mut spec = vmm_server::model::ModelSpec::preset("tiny").unwrap();
+    spec.max_tokens = u32::MAX;
+    let path = std::env::temp_dir().join(format!("vmm-long-{}.json", std::process::id()));
+    std::fs::write(&path, serde_json::to_string(&spec).unwrap()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
 #[test]
 fn a_server_that_cannot_start_says_why() {
     let run = |more: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_vmm-server"))
-            .args(["--driver", "sim", "--port", "0"])
+            .args(["--driver", "sim"])
+            .args(if more.contains(&"--port") { &[][..] } else { &["--port", "0"] })
             .args(more)
             .output()
             .unwrap();
@@ -90,4 +100,13 @@ fn a_server_that_cannot_start_says_why() {
     assert!(run(&["--model", "tiny", "--model", "tiny"]).contains("two models are called"));
     let text = run(&["--model", "llama-8b", "--memory", "1GiB"]);
     assert!(text.contains("model llama-8b: out of memory on"), "{text}");
+    assert!(run(&["--sleep", "host"]).contains("host_memory = 0: expected host memory"));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let text = run(&["--port", &port]);
+    assert!(text.contains(&format!("cannot listen at 127.0.0.1:{port}")), "{text}");
+    let long = long_context();
+    let text = run(&["--form", "paged", "--model", &long]);
+    std::fs::remove_file(&long).unwrap();
+    assert!(text.contains("tables of 68719476736 blocks for 256 requests"), "{text}");
 }

@@ -281,6 +281,7 @@ impl<'a> Operation<'a> {
         let address = body.address() + offset;
         let reclaim = |place| body.places.reclaim(address, &body.props(place));
         let part = |site, Returned { mapping, gates, aliases }, loan| {
+            let aliases = unmap_all(aliases, how.turn);
             Some(Part { slot, site, mapping, aliases, origin: Origin::Returned(gates), loan })
         };
         for may_sweep in [true, false] {
@@ -346,6 +347,13 @@ impl<'a> Operation<'a> {
         }
         (generation, borrowed)
     }
+}
+
+/// Unmaps where else a chunk that came back is mapped: it may be a slot of the same growth. Returns what
+/// the driver refuses, which stays with the chunk.
+fn unmap_all(aliases: Vec<Mapping>, turn: Turn) -> Vec<Mapping> {
+    let unmap = |alias: Mapping| turn.with(|| alias.unmap()).err().map(|(alias, _)| alias);
+    aliases.into_iter().filter_map(unmap).collect()
 }
 
 /// What was made for the buffer goes back to the driver, what was in the stock to the stock.

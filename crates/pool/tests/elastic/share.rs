@@ -576,3 +576,26 @@ fn what_is_shared_ends_with_its_buffer_behind_its_users() {
     drop(stream);
     machine.end();
 }
+
+#[test]
+fn growth_over_all_addresses_of_a_chunk_that_left_finds_them_free() {
+    let refused = FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemUnmap);
+    let machine = with_host();
+    let buffer = written(&machine, 1);
+    buffer.share(0..G, 4 * G).unwrap();
+    // Nobody uses it, and it is still mapped at both: as it is until a pool's thread has looked.
+    machine.sim.inject(refused);
+    buffer.shrink_to(0).unwrap();
+    machine.sim.clear_faults();
+    assert_eq!((figures(&buffer), columns(&machine, 0)), ((0, 0, 0), (0, 1, 0)));
+    let both = Growth::ranges([0..G, 4 * G..5 * G]);
+    assert_eq!(buffer.grow(both).unwrap().bytes, 2 * G);
+    assert_eq!((figures(&buffer), columns(&machine, 0).0), ((2, 2, 0), 2));
+    buffer.write(0, &[1; 64]).unwrap();
+    buffer.write(4 * G, &[2; 64]).unwrap();
+    let mut found = [0; 64];
+    buffer.read(0, &mut found).unwrap();
+    assert_eq!(found, [1; 64]);
+    drop(buffer);
+    machine.end();
+}

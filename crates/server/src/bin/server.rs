@@ -37,12 +37,14 @@ fn run(args: &ServeArgs) -> Result<bool, ServeError> {
         let ender = server.ender();
         let mut terminate = signal()?;
         tokio::spawn(async move {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-            eprintln!("ending: requests that run may go on for {:.1} s", grace.as_secs_f64());
+            told(&mut terminate).await;
+            let grace_s = grace.as_secs_f64();
+            eprintln!(
+                "ending: requests that run may go on for {grace_s:.1} s, or until told again"
+            );
             ender.end();
+            told(&mut terminate).await;
+            ender.hurry();
         });
         Ok::<_, ServeError>(server.run(grace).await?)
     })?;
@@ -65,6 +67,13 @@ fn run(args: &ServeArgs) -> Result<bool, ServeError> {
 
 /// Models have threads of their own.
 const WORKERS: usize = 2;
+
+async fn told(terminate: &mut tokio::signal::unix::Signal) {
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}
 
 fn signal() -> std::io::Result<tokio::signal::unix::Signal> {
     tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())

@@ -97,6 +97,18 @@ pub enum EngineError {
     },
 }
 
+impl EngineError {
+    /// Whether memory is short: what a later try can help against.
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            EngineError::Kv(error) => error.is_shortage(),
+            EngineError::Pool(error) => error.is_out_of_memory(),
+            EngineError::Driver(error) => error.is_out_of_memory(),
+            _ => false,
+        }
+    }
+}
+
 /// What a tick did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Tick {

@@ -61,6 +61,11 @@ impl Weights {
         self.buffer.asleep().is_some()
     }
 
+    /// Whether they sleep, and lie on the host meanwhile.
+    fn are_kept(&self) -> bool {
+        matches!(self.buffer.asleep(), Some(Contents::Kept { .. }))
+    }
+
     /// What a step streams, if there are any.
     pub(super) fn to_stream(&self) -> Option<&ElasticBuffer> {
         (self.bytes > 0).then_some(&self.buffer)
@@ -119,9 +124,11 @@ impl Engine {
         if !self.is_asleep() {
             return Ok(());
         }
+        // By what they fell asleep with: a waking that failed has lost what was kept.
+        let are_kept = self.weights.are_kept();
         self.weights.buffer.wake()?;
-        if let Err(error) = self.fill_woken() {
-            // As before: what was brought is lost, and nobody has used it.
+        if let Err(error) = self.fill_woken(are_kept) {
+            // As before, but that contents are lost: the next waking loads them.
             self.weights.buffer.sleep(Contents::Dropped, NO_PATIENCE)?;
             self.cache.sleep()?;
             return Err(error);
@@ -131,14 +138,13 @@ impl Engine {
     }
 
     /// What is in the memory of a model that wakes.
-    fn fill_woken(&mut self) -> Result<(), EngineError> {
+    fn fill_woken(&mut self, are_kept: bool) -> Result<(), EngineError> {
         self.cache.wake()?;
-        let us_per_byte = match self.settings.sleep_mode {
-            SleepMode::Drop => {
-                self.load_weights()?;
-                LOAD_US_PER_BYTE
-            }
-            SleepMode::Host => COPY_US_PER_BYTE,
+        let us_per_byte = if are_kept {
+            COPY_US_PER_BYTE
+        } else {
+            self.load_weights()?;
+            LOAD_US_PER_BYTE
         };
         self.pass_modelled(us_per_byte);
         Ok(())

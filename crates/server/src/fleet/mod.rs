@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmm_pool::Pool;
@@ -21,6 +21,10 @@ use crate::engine::{
 use crate::meters::ModelMeters;
 use crate::model::ModelSpec;
 use runner::Runner;
+
+/// How long memory that is still held is waited for, and how often it is looked at.
+const JUDGE_PATIENCE: Duration = Duration::from_secs(1);
+const JUDGE_PAUSE: Duration = Duration::from_millis(5);
 
 /// What a model's thread is told.
 pub(crate) enum Command {
@@ -130,8 +134,27 @@ impl Fleet {
         Stopped { counts, held_bytes, verdict }
     }
 
-    /// Gives what is idle back to the driver, and looks whether that was everything.
+    /// Ends the grace of a [`Fleet::stop`] that another thread waits in.
+    pub fn hurry(&self) {
+        for model in self.models.iter() {
+            let _ = model.commands.send(Command::Stop { grace: Duration::ZERO });
+        }
+    }
+
+    /// Gives what is idle back to the driver, and looks whether that was everything. A buffer whose last
+    /// handle is gone ends a moment later where the pool's own thread is looking at it.
     fn judge(&self) -> (u64, Result<(), String>) {
+        let begun = Instant::now();
+        loop {
+            let judged = self.look();
+            if judged.1.is_ok() || begun.elapsed() >= JUDGE_PATIENCE {
+                return judged;
+            }
+            std::thread::sleep(JUDGE_PAUSE);
+        }
+    }
+
+    fn look(&self) -> (u64, Result<(), String>) {
         let mut verdict = self.pool.verify();
         let mut held_bytes = 0;
         let devices: Vec<_> = self.pool.devices().collect();
@@ -156,9 +179,7 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        for model in self.models.iter() {
-            let _ = model.commands.send(Command::Stop { grace: Duration::ZERO });
-        }
+        self.hurry();
         for thread in std::mem::take(self.threads.get_mut()) {
             let _ = thread.join();
         }

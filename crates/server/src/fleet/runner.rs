@@ -16,6 +16,9 @@ const IDLE_WAIT: Duration = Duration::from_millis(20);
 /// How long requests without memory wait for the next try.
 const STUCK_WAIT: Duration = Duration::from_millis(1);
 
+/// Longer than any server runs.
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// The thread of one model.
 pub(super) struct Runner {
     engine: Engine,
@@ -141,7 +144,10 @@ impl Runner {
 
     fn begin_to_end(&mut self, grace: Duration) {
         self.engine.stop();
-        self.deadline.get_or_insert_with(|| Instant::now() + grace);
+        let now = Instant::now();
+        // No clock reaches so far as some say: a century is as good.
+        let deadline = now.checked_add(grace).unwrap_or(now + CENTURY);
+        self.deadline = Some(self.deadline.map_or(deadline, |known| known.min(deadline)));
     }
 
     /// Memory is short: models without requests make room.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::extract::rejection::JsonRejection;
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -90,7 +90,7 @@ async fn change(
     named: Result<Json<Named>, JsonRejection>,
     ask: impl FnOnce(&Model, oneshot::Sender<Result<(), EngineError>>),
 ) -> Result<Json<ModelEntry>, Failure> {
-    let Json(named) = named.map_err(|error| Failure::bad_request(error.body_text()))?;
+    let Json(named) = named.map_err(Failure::bad_body)?;
     let model = find(app, &named.model)?;
     let (sender, receiver) = oneshot::channel();
     ask(model, sender);
@@ -104,9 +104,14 @@ async fn change(
         Ok(Err(error @ EngineError::Busy { .. })) => {
             Err(Failure::new(StatusCode::CONFLICT, error.to_string()))
         }
-        Ok(Err(error)) => Err(Failure::new(StatusCode::TOO_MANY_REQUESTS, error.to_string())),
+        Ok(Err(error)) if error.is_shortage() => Err(Failure::short(error.to_string())),
+        Ok(Err(error)) => Err(Failure::internal(error.to_string())),
         Err(_) => Err(Failure::stopping()),
     }
+}
+
+pub(super) async fn nothing(uri: Uri) -> Failure {
+    Failure::unknown_path(uri.path())
 }
 
 pub(super) fn find<'a>(app: &'a App, name: &str) -> Result<&'a Arc<Model>, Failure> {

@@ -39,7 +39,7 @@ fn default_max_tokens() -> u32 {
 
 /// A prompt.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, or an array of tokens below 256")]
 pub enum Prompt {
     /// Its bytes are the tokens.
     Text(String),
@@ -126,7 +126,7 @@ pub(super) async fn complete(
     State(app): State<Arc<App>>,
     request: Result<Json<CompletionRequest>, JsonRejection>,
 ) -> Result<Response, Failure> {
-    let Json(request) = request.map_err(|error| Failure::bad_request(error.body_text()))?;
+    let Json(request) = request.map_err(Failure::bad_body)?;
     if app.is_ending() {
         return Err(Failure::stopping());
     }

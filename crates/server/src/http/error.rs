@@ -1,10 +1,12 @@
 //! Answers that say what is wrong, and what would be right.
 
 use axum::Json;
+use axum::extract::rejection::JsonRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
+use super::BODY_MAX_BYTES;
 use crate::engine::{Refusal, RefusalKind};
 
 /// The body of an answer that is not a success.
@@ -49,6 +51,28 @@ impl Failure {
     /// The server ends.
     pub(super) fn stopping() -> Failure {
         Failure::new(StatusCode::SERVICE_UNAVAILABLE, "the server ends")
+    }
+
+    /// The body of a request is not what it should be.
+    pub(super) fn bad_body(rejection: JsonRejection) -> Failure {
+        match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Failure::bad_request(format!(
+                "the body is too long: expected at most {BODY_MAX_BYTES} bytes"
+            )),
+            _ => Failure::bad_request(rejection.body_text()),
+        }
+    }
+
+    /// There is no such endpoint.
+    pub(super) fn unknown_path(path: &str) -> Failure {
+        let expected = "expected one of those that docs/SERVER.md lists";
+        Failure::new(StatusCode::NOT_FOUND, format!("nothing at {path}: {expected}"))
+    }
+
+    /// Memory for a model is short.
+    pub(super) fn short(error: impl Into<String>) -> Failure {
+        let failure = Failure::new(StatusCode::TOO_MANY_REQUESTS, error);
+        Failure { retry_after_s: Some(RETRY_AFTER_S), ..failure }
     }
 
     /// There was no room.

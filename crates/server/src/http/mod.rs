@@ -62,6 +62,11 @@ impl Ender {
     pub fn end(&self) {
         self.0.ends.send_replace(true);
     }
+
+    /// Those that run end now.
+    pub fn hurry(&self) {
+        self.0.fleet.hurry();
+    }
 }
 
 impl Server {
@@ -103,6 +108,7 @@ impl Server {
             .route("/healthz", get(admin::health))
             .route("/admin/sleep", post(admin::sleep))
             .route("/admin/wake", post(admin::wake))
+            .fallback(admin::nothing)
             .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
             .with_state(app.clone());
         let mut ends = app.ends.subscribe();

@@ -154,27 +154,28 @@ impl Client {
                 _ => Ok(Ended::Failed(format!("{status}: {text}"))),
             };
         }
-        let mut lines = Lines::default();
+        let (mut lines, mut ended) = (Lines::default(), None);
+        // Read to its end, for what is left unread closes the connection.
         while let Some(frame) = response.frame().await {
             let Ok(data) = frame?.into_data() else { continue };
             lines.pending.extend_from_slice(&data);
             while let Some(line) = lines.next() {
                 let Some(data) = line.strip_prefix("data: ") else { continue };
                 if data == "[DONE]" {
-                    return Ok(Ended::Done);
-                }
-                if let Ok(token) = serde_json::from_str::<StreamedToken>(data) {
+                    ended = Some(Ended::Done);
+                } else if let Ok(token) = serde_json::from_str::<StreamedToken>(data) {
                     on_token(token.token);
-                    continue;
+                } else {
+                    let body: Result<ErrorBody, _> = serde_json::from_str(data);
+                    let body = body.map_err(|it| parse(data, it))?;
+                    ended = Some(match &body.refusal {
+                        Some(_) => Ended::Refused(status, body),
+                        None => Ended::Failed(body.error),
+                    });
                 }
-                let body: ErrorBody = serde_json::from_str(data).map_err(|it| parse(data, it))?;
-                return Ok(match &body.refusal {
-                    Some(_) => Ended::Refused(status, body),
-                    None => Ended::Failed(body.error),
-                });
             }
         }
-        Ok(Ended::Failed("the answer broke off".to_owned()))
+        Ok(ended.unwrap_or_else(|| Ended::Failed("the answer broke off".to_owned())))
     }
 }
 

@@ -49,6 +49,14 @@ pub enum LoadError {
     /// The server is elsewhere.
     #[error("{0} is not this machine: expected a loopback address")]
     NotLoopback(SocketAddr),
+    /// Somebody listens there, and does not answer.
+    #[error("no answer from {address} within {timeout:?}")]
+    Silent {
+        /// Where.
+        address: SocketAddr,
+        /// How long it was waited for.
+        timeout: Duration,
+    },
     /// The server cannot be reached.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -90,8 +98,10 @@ pub async fn run(
     if !plan.address.ip().is_loopback() {
         return Err(LoadError::NotLoopback(plan.address));
     }
-    let mut client = Client::connect(plan.address).await?;
-    let models = client.models().await?;
+    let (address, timeout) = (plan.address, plan.timeout);
+    let models =
+        tokio::time::timeout(timeout, async { Client::connect(address).await?.models().await });
+    let models = models.await.map_err(|_| LoadError::Silent { address, timeout })??;
     let found = match &plan.model {
         Some(wanted) => models.iter().find(|model| model.id == *wanted),
         None => models.first(),
@@ -118,7 +128,6 @@ pub async fn run(
     }
     let mut report = std::mem::take(&mut *load.report.lock());
     report.elapsed = load.begun.elapsed();
-    report.asked = load.next.load(Ordering::Relaxed).min(load.plan.requests);
     Ok(report)
 }
 
@@ -129,6 +138,7 @@ async fn work(load: Arc<Load>, on_end: impl Fn()) {
         let number = load.next.fetch_add(1, Ordering::Relaxed);
         let left = load.plan.timeout.checked_sub(load.begun.elapsed());
         let Some(left) = left.filter(|_| number < load.plan.requests) else { return };
+        load.report.lock().asked += 1;
         match tokio::time::timeout(left, load.ask(&mut client, number)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
