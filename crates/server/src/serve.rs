@@ -211,7 +211,7 @@ pub async fn start(args: &ServeArgs) -> Result<(Server, String), ServeError> {
         if engines.iter().any(is_known) {
             return Err(ServeError::SameName(spec.name));
         }
-        check_tables(args, &spec)?;
+        check_tables(&spec, args.form, args.max_running)?;
         let model = spec.name.clone();
         let failed = |cause| ServeError::Engine { model: model.clone(), cause };
         let mut engine = engine(args, &choice, &pool, spec)?.map_err(failed)?;
@@ -230,11 +230,15 @@ pub async fn start(args: &ServeArgs) -> Result<(Server, String), ServeError> {
     Ok((server, choice.why))
 }
 
-fn check_tables(args: &ServeArgs, spec: &ModelSpec) -> Result<(), ServeError> {
+/// Whether the tables of a batch are not too long to be made.
+///
+/// # Errors
+/// [`ServeError::Tables`].
+pub fn check_tables(spec: &ModelSpec, form: Form, max_running: u32) -> Result<(), ServeError> {
     let row_blocks = u64::from(spec.max_tokens.div_ceil(spec.block_tokens));
-    let entries = row_blocks * u64::from(args.max_running);
-    if args.form == Form::Paged && entries > TABLE_ENTRIES_MAX {
-        let (model, max_running) = (spec.name.clone(), args.max_running);
+    let entries = row_blocks * u64::from(max_running);
+    if form == Form::Paged && entries > TABLE_ENTRIES_MAX {
+        let model = spec.name.clone();
         return Err(ServeError::Tables { model, max_running, entries });
     }
     Ok(())

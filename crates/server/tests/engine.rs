@@ -378,3 +378,23 @@ fn weights_that_a_failed_waking_lost_are_loaded_by_the_next() {
     drop(engine);
     rig.check_empty();
 }
+
+#[test]
+fn nobody_waits_longer_than_patience() {
+    let (rig, spec) = (Rig::new(16 << 20), tiny());
+    let set = EngineSettings { patience_us: 100e3, ..EngineSettings::default() };
+    let mut engine = rig.engine(&spec, &rig.cache(Form::Paged, &spec), set);
+    // Somebody else has all that is left.
+    let other = rig.pool.elastic(HOME).capacity_bytes(64 << 20).chunk_bytes(2 << 20);
+    let other = other.build().unwrap();
+    let mut bytes = 0;
+    while other.grow_to(bytes + (2 << 20)).is_ok() {
+        bytes += 2 << 20;
+    }
+    let begun_us = engine.now_us();
+    let asked: Vec<Asked> = (0..6).map(|i| Asked::nth(&mut engine, i, 50, 10)).collect();
+    run(&mut engine);
+    let waited_us = engine.now_us() - begun_us;
+    assert!(asked.iter().all(|it| matches!(it.answer.outcome(), Some(Outcome::Refused(_)))));
+    assert!(waited_us < 200e3, "the last waited {waited_us} us, patience is 100000");
+}

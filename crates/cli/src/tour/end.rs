@@ -14,8 +14,7 @@ const TOLERANCE: u64 = 2 << 20;
 
 pub(super) fn give_back(stage: Stage) -> StepResult {
     stage.check_sound()?;
-    let of = |device| stage.pool.device_stats(device).unwrap_or_default().elastic_bytes;
-    let elastic: u64 = stage.actors().map(|actor| of(actor.device)).sum();
+    let elastic = elastic_bytes(&stage);
     expect(elastic == stage.bytes, format_args!("{} elastic bytes", stage.bytes), elastic)?;
     let free = |actor: &Actor| (actor.device, actor.free_bytes);
     let before: Vec<(DeviceId, u64)> = stage.actors().map(free).collect();
@@ -39,6 +38,18 @@ pub(super) fn give_back(stage: Stage) -> StepResult {
         expect(now + TOLERANCE >= free_bytes, expected, now)?;
     }
     Ok(Told::Done("the figures added up, and the driver has everything back".into()))
+}
+
+/// What stands in elastic buffers. The pool's thread may be looking at one that has just ended: a
+/// moment for it.
+fn elastic_bytes(stage: &Stage) -> u64 {
+    let of = |device| stage.pool.device_stats(device).unwrap_or_default().elastic_bytes;
+    let sum = || stage.actors().map(|actor| of(actor.device)).sum();
+    let begun = Instant::now();
+    while sum() != stage.bytes && begun.elapsed() < LONG / 20 {
+        std::thread::yield_now();
+    }
+    sum()
 }
 
 fn free_now(driver: &dyn Driver, device: DeviceId) -> Result<u64, Trouble> {

@@ -25,7 +25,7 @@ use crate::clock::{Clock, SimClock, WallClock};
 use crate::engine::{Answer, Engine, EngineSettings, Job, Outcome, Tick};
 use crate::lengths::{Lengths, Wanted};
 use crate::model::VOCABULARY;
-use crate::serve::{chunk_bytes, pool};
+use crate::serve::{check_tables, chunk_bytes, pool};
 
 /// Longest step that is told apart, in microseconds: an hour.
 const LONGEST_US: u64 = 3_600_000_000;
@@ -68,6 +68,7 @@ fn engine(
     clock: Arc<dyn Clock>,
 ) -> Result<Engine, CompareError> {
     let spec = args.spec()?;
+    check_tables(&spec, form, args.concurrency)?;
     let stream = Stream::create(&choice.driver, DeviceId(0))?;
     let mut cache = CacheSettings::new(form, &spec, chunk_bytes(choice)?);
     cache.max_sequences = args.concurrency;

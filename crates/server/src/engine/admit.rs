@@ -117,6 +117,9 @@ impl Engine {
     /// The request at `index` waits again, without memory.
     fn put_back(&mut self, index: usize) {
         let mut task = self.running.remove(index);
+        if task.has_begun() {
+            task.since_us = self.clock.now_us();
+        }
         task.forget();
         let older = |other: &Task| other.number < task.number;
         let at = self.waiting.partition_point(older);
@@ -140,6 +143,7 @@ impl Engine {
         match parked {
             Ok(true) => {
                 task.is_parked = true;
+                task.since_us = self.clock.now_us();
                 self.counts.parked += 1;
                 return true;
             }
@@ -151,24 +155,27 @@ impl Engine {
         false
     }
 
-    /// No request has memory. Whoever has waited too long is refused.
+    /// No request has memory. If that goes on for too long, whoever has had none for as long is refused.
     pub(super) fn stuck(&mut self, error: Option<&EngineError>) -> Tick {
         let now_us = self.clock.now_us();
         let since_us = *self.stuck_since_us.get_or_insert(now_us);
-        if now_us - since_us < self.settings.patience_us {
+        let patience_us = self.settings.patience_us;
+        if now_us - since_us < patience_us {
             return Tick::Stuck;
         }
-        self.stuck_since_us = None;
         let reason = match error {
             Some(error) => error.to_string(),
             None => "the cache has no room for it".to_owned(),
         };
-        // Parked ones are older than those that wait.
-        let task = match self.running.is_empty() {
-            true => self.waiting.pop_front(),
-            false => Some(self.running.remove(0)),
-        };
-        if let Some(task) = task {
+        let is_overdue = |task: &Task| now_us - task.since_us >= patience_us;
+        // Parked ones are older than those that wait: what they leave may be enough for the next.
+        if let Some(index) = self.running.iter().position(is_overdue) {
+            let task = self.running.remove(index);
+            self.refuse(task, RefusalKind::NoMemory, &reason);
+            return Tick::Stuck;
+        }
+        while let Some(index) = self.waiting.iter().position(is_overdue) {
+            let Some(task) = self.waiting.remove(index) else { break };
             self.refuse(task, RefusalKind::NoMemory, &reason);
         }
         Tick::Stuck

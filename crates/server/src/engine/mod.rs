@@ -305,7 +305,7 @@ impl Engine {
             return;
         }
         self.next_number += 1;
-        self.waiting.push_back(Task::new(self.next_number, job));
+        self.waiting.push_back(Task::new(self.next_number, job, self.clock.now_us()));
     }
 
     /// Does one step, if there is anything to do.

@@ -93,11 +93,13 @@ pub(crate) struct Task {
     pub(crate) is_parked: bool,
     /// How long it has waited for memory that is to come ahead.
     pub(crate) waited_ticks: u32,
+    /// Since when it has no memory on the device, by the engine's clock.
+    pub(crate) since_us: f64,
     pub(crate) sink: Box<dyn Sink>,
 }
 
 impl Task {
-    pub(crate) fn new(number: u64, job: Job) -> Task {
+    pub(crate) fn new(number: u64, job: Job, now_us: f64) -> Task {
         Task {
             number,
             prompt_tokens: job.prompt.len(),
@@ -108,6 +110,7 @@ impl Task {
             sequence: None,
             is_parked: false,
             waited_ticks: 0,
+            since_us: now_us,
             sink: job.sink,
         }
     }
