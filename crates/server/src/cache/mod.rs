@@ -310,11 +310,7 @@ impl Cache {
     /// # Errors
     /// The pool's.
     pub fn rest(&self) -> Result<u64, KvError> {
-        match &self.kind {
-            Kind::Fixed(_) => Ok(0),
-            Kind::Contiguous(cache) => cache.release_idle(REST_BYTES),
-            Kind::Paged(cache, _) => cache.release_idle(REST_BYTES),
-        }
+        self.release_idle(REST_BYTES)
     }
 
     /// Gives back what no sequence has. Returns the bytes.
@@ -324,8 +320,16 @@ impl Cache {
     pub fn sleep(&self) -> Result<u64, KvError> {
         match &self.kind {
             Kind::Fixed(cache) => Ok(cache.sleep()?),
-            Kind::Contiguous(cache) => cache.release_idle(0),
-            Kind::Paged(cache, _) => cache.release_idle(0),
+            Kind::Contiguous(_) | Kind::Paged(..) => self.release_idle(0),
+        }
+    }
+
+    /// Gives back memory of no sequence until so much of it is left. Slots are never idle.
+    fn release_idle(&self, keep_bytes: u64) -> Result<u64, KvError> {
+        match &self.kind {
+            Kind::Fixed(_) => Ok(0),
+            Kind::Contiguous(cache) => cache.release_idle(keep_bytes),
+            Kind::Paged(cache, _) => cache.release_idle(keep_bytes),
         }
     }
 
