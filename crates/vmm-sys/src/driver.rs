@@ -37,12 +37,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::call::CallLedger;
 use crate::error::DriverResult;
-use crate::types::{
-    Access, AccessGrant, CaptureInfo, CaptureMode, ChunkHandle, ChunkProps, ContextHandle,
-    DeviceAttribute, DeviceId, DriverKind, EventHandle, GranularityKind, GraphExecHandle,
-    GraphHandle, IpcEventHandle, Location, MemInfo, PeerAttribute, PinnedAddress, PointerInfo,
-    ProbeKernel, StreamHandle, StreamId, Transfer, Uuid,
-};
+use crate::types::*;
 
 /// A CUDA driver, real or simulated. See the [module page](self) for the common rules.
 pub trait Driver: Send + Sync + Debug {
@@ -153,9 +148,8 @@ pub trait Driver: Send + Sync + Debug {
     /// `cuIpcGetMemHandle`, the answer dropped: mapped chunks are refused (row D-P3).
     fn legacy_ipc_export(&self, device: DeviceId, address: u64) -> DriverResult<()>;
 
-    /// `cuMemGetHandleForAddressRange(DMA_BUF_FD)`: a descriptor by which other drivers reach the
-    /// memory mapped there, over neighbouring mappings too. It keeps the memory, unmapped or not
-    /// (rows D-X8, D-X9).
+    /// `cuMemGetHandleForAddressRange(DMA_BUF_FD)`: a descriptor for other drivers, over neighbouring
+    /// mappings too. It keeps the memory, unmapped or not (rows D-X8, D-X9).
     fn dma_buf(&self, device: DeviceId, address: u64, bytes: u64) -> DriverResult<OwnedFd>;
 
     // ---- the driver's own allocators (what the pool is measured against) ----
@@ -306,8 +300,7 @@ pub trait Driver: Send + Sync + Debug {
         device: DeviceId,
         event: EventHandle,
     ) -> DriverResult<IpcEventHandle>;
-    /// `cuIpcOpenEventHandle`: an event of another process, as one of `device` here; the maker's
-    /// records are seen by it. Destroyed here like any other.
+    /// `cuIpcOpenEventHandle`: an event of another process, as one of `device` here.
     fn ipc_event_open(
         &self,
         device: DeviceId,
