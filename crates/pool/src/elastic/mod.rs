@@ -21,7 +21,8 @@
 //! `body`, `state`: what it is made of, and who may change it. `growth`, `commit`, `decommit`: memory
 //! comes and goes; `borrow`: from lenders too. `access`: which devices may use it. `uses`: which
 //! streams do; `copy`: copies within it; `bytes`: reads and writes from the host. `share`: one chunk at
-//! several addresses. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
+//! several addresses. `scrub`: zeroing what others used; `outside`: descriptors for other processes and
+//! drivers. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
 //! `relocate`, `take_back`: other places for the memory, by way of `door`, which keeps users out
 //! meanwhile, and `copier`; asked for by `migrate` and `sleep`, by a lender (`recall`), by the pool
 //! when a home has room again (`homecoming`) and when a device is short (`relief`). `progress`: what
@@ -45,11 +46,13 @@ mod growth;
 pub(crate) mod homecoming;
 mod hooks;
 pub(crate) mod migrate;
+mod outside;
 mod prepare;
 mod progress;
 pub(crate) mod recall;
 pub(crate) mod relief;
 mod relocate;
+mod scrub;
 mod share;
 pub(crate) mod sleep;
 mod state;
@@ -61,7 +64,6 @@ pub(crate) mod verify;
 
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use vmm_sys::object::Stream;
@@ -74,6 +76,7 @@ pub(crate) use growth::by_distance;
 pub use growth::{Grown, Growth};
 pub use hooks::{BackingChange, BackingHook, Cause, Phase};
 pub use migrate::{Migration, MigrationState, Move};
+pub use outside::DmaBuf;
 pub use recall::{NotRecalled, Recall};
 pub use sleep::{Contents, Slept};
 pub use stats::{ElasticStats, Piece};
@@ -318,31 +321,6 @@ impl ElasticBuffer {
         hook: impl Fn(&BackingChange) + Send + Sync + 'static,
     ) -> BackingHook {
         self.body.hooks.add(hook)
-    }
-
-    /// Descriptors of the pieces, for other processes; each keeps its memory taken until it is
-    /// closed. Slow, 0.6 ms a piece: make them once and keep them while the generation stays. A
-    /// shared chunk has one for each of its addresses.
-    ///
-    /// # Errors
-    /// [`ElasticError::NotExportable`] unless the buffer was built exportable; the driver's.
-    pub fn export_pieces(&self) -> Result<Vec<(Piece, OwnedFd)>, Error> {
-        if !self.body.shape.exportable {
-            return Err(ElasticError::NotExportable.into());
-        }
-        // Nobody changes the memory meanwhile.
-        let operation = self.body.operate()?;
-        operation.check_mended()?;
-        let state = self.body.state();
-        let mappings = state.pieces.values().filter_map(|it| it.mapping());
-        let chunks: Vec<_> = mappings.map(|mapping| mapping.chunk().clone()).collect();
-        drop(state);
-        let pieces = self.pieces().into_iter().zip(chunks);
-        let exported = pieces
-            .map(|(piece, chunk)| Ok((piece, Turn::Requester.with(|| chunk.export_fd())?)))
-            .collect();
-        drop(operation);
-        exported
     }
 }
 
