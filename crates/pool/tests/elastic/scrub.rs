@@ -88,7 +88,7 @@ fn lanes_get_nothing_that_a_tag_used_and_are_refused_nothing_for_it() {
         leave_secrets(&machine, "a", false, on(0), 2);
         let (stream, mut found) = (machine.stream(0), vec![0; 4 * G as usize]);
         let lane = machine.pool.lane(&stream).unwrap();
-        let secrets = |bytes: &[u8]| bytes.iter().any(|byte| *byte == SECRET);
+        let secrets = |bytes: &[u8]| bytes.contains(&SECRET);
         let (first, length) = (lane.alloc(G).unwrap(), G as usize);
         first.read(0, &mut found[..length]).unwrap();
         let is_apart = !secrets(&found[..length]);
