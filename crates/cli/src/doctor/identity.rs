@@ -9,13 +9,14 @@ use vmm_sys::{DeviceAttribute, DeviceId, Driver, DriverResult, MemInfo};
 use super::finding::Finding;
 
 /// Attributes that are shown, by the names that they have in the output.
-const SHOWN: [(&str, DeviceAttribute); 13] = [
+const SHOWN: [(&str, DeviceAttribute); 14] = [
     ("vmm", DeviceAttribute::VirtualMemoryManagementSupported),
     ("posix_fd", DeviceAttribute::HandleTypePosixFdSupported),
     ("fabric", DeviceAttribute::HandleTypeFabricSupported),
     ("rdma_with_vmm", DeviceAttribute::GpuDirectRdmaWithVmmSupported),
     ("rdma", DeviceAttribute::GpuDirectRdmaSupported),
     ("dma_buf", DeviceAttribute::DmaBufSupported),
+    ("ipc_event", DeviceAttribute::IpcEventSupported),
     ("host_numa_vmm", DeviceAttribute::HostNumaVmmSupported),
     ("host_numa_id", DeviceAttribute::HostNumaId),
     ("memory_pools", DeviceAttribute::MemoryPoolsSupported),

@@ -114,7 +114,8 @@ fn follow(scratch: &Scratch<'_>, parts: &Parts<'_>) -> Step<()> {
     let chunk = scratch.import_fd(parts.descriptor()?.as_fd())?;
     let address = scratch.alias(parts.bytes, chunk, &[device])?;
     let errors = scratch.buffer(scratch.g(), device, &[device])?;
-    scratch.fill(device, errors, 0, WORD)?;
+    // By a kernel: the first of all is loaded then, which would wait for a stream that waits (D-N16).
+    scratch.fill_words(device, errors, 1, 0)?;
     let stream = scratch.stream(device)?;
     let event = scratch.open_event(device, &handle)?;
     parts.reply([0; 3])?;
