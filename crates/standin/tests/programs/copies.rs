@@ -3,7 +3,7 @@
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaSlice, DevicePtrMut, DriverError, sys};
 
-use crate::control::{calls, live_bytes};
+use crate::control::{calls, hold, live_bytes, release};
 
 pub(crate) fn slices() {
     let context = CudaContext::new(0).unwrap();
@@ -127,4 +127,35 @@ pub(crate) fn limits() {
         assert_eq!(sys::cuMemFree_v2(address), CUresult::CUDA_ERROR_INVALID_VALUE, "twice");
     }
     assert_eq!(live_bytes(), 0);
+}
+
+pub(crate) fn registered() {
+    let context = CudaContext::new(0).unwrap();
+    let stream = context.new_stream().unwrap();
+    let slice = stream.clone_htod(&[5_u8; 4096]).unwrap();
+    stream.synchronize().unwrap();
+    let mut memory = vec![0_u8; 4096];
+    let place = memory.as_mut_ptr();
+    // SAFETY: the vector outlives its registration and the copy.
+    unsafe {
+        sys::cuMemHostRegister_v2(place.cast(), 4096, 0).result().unwrap();
+        let again = sys::cuMemHostRegister_v2(place.cast(), 1, 0);
+        assert_eq!(again, CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+        let mut address = 0;
+        sys::cuMemHostGetDevicePointer_v2(&raw mut address, place.cast(), 0).result().unwrap();
+        assert_eq!(address, place.expose_provenance() as u64);
+    }
+    // Page-locked: the call does not wait for the stream.
+    hold(&stream);
+    stream.memcpy_dtoh(&slice, &mut memory).unwrap();
+    assert_eq!(memory, [0; 4096], "held");
+    release(&stream);
+    stream.synchronize().unwrap();
+    assert_eq!(memory, [5; 4096]);
+    // SAFETY: nothing uses it any more.
+    unsafe {
+        sys::cuMemHostUnregister(place.cast()).result().unwrap();
+        let again = sys::cuMemHostUnregister(place.cast());
+        assert_eq!(again, CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    }
 }

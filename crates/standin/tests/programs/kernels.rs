@@ -63,6 +63,30 @@ pub(crate) fn known() {
     assert_eq!(live_bytes(), 0);
 }
 
+pub(crate) fn attributes() {
+    let context = CudaContext::new(0).unwrap();
+    let function = module(&context).load_function("sum_u32").unwrap();
+    assert_eq!(
+        (function.max_threads_per_block().unwrap(), function.num_regs().unwrap()),
+        (1024, 0)
+    );
+    let shared = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    function.set_attribute(shared, 100_000).unwrap();
+    assert_eq!(function.get_attribute(shared).unwrap(), 100_000);
+    let refused = Err(DriverError(CUresult::CUDA_ERROR_INVALID_VALUE));
+    assert_eq!(function.set_attribute(shared, 1 << 20), refused, "more than a block has");
+    let threads = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+    assert_eq!(function.set_attribute(threads, 64), refused, "is no setting");
+    // SAFETY: no argument is looked at, as the shape is refused first.
+    let launched = unsafe {
+        let stream = context.default_stream();
+        let shape =
+            LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1025, 1, 1), shared_mem_bytes: 0 };
+        stream.launch_builder(&function).launch(shape).map(drop)
+    };
+    assert_eq!(launched, refused, "too many threads");
+}
+
 pub(crate) fn unknown() {
     let context = CudaContext::new(0).unwrap();
     let module = module(&context);
