@@ -85,7 +85,14 @@ pub(crate) fn pageable() {
     assert_eq!(other.clone_dtoh(&slice.slice(..10)).unwrap(), [0; 10], "still held");
     release(&stream);
     let expected: Vec<u32> = (0..50_000).collect();
-    assert_eq!(stream.clone_dtoh(&slice).unwrap(), expected);
+    // The wait that a download into pageable memory has in it does not harm a capture elsewhere.
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    other.begin_capture(mode).unwrap();
+    let copy = std::thread::scope(|scope| {
+        scope.spawn(|| stream.clone_dtoh(&slice).unwrap()).join().unwrap()
+    });
+    assert_eq!(copy, expected);
+    assert!(other.end_capture(sys::CUgraphInstantiate_flags(0)).is_ok());
 }
 
 pub(crate) fn timed() {
