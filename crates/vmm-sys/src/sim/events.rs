@@ -11,7 +11,7 @@ use super::answer::{Answer, Refused};
 use super::state::State;
 use super::timeline::{Event, LastRecord, Op};
 use crate::call::Call;
-use crate::error::DriverResult;
+use crate::error::{DriverResult, ResultCode};
 use crate::types::{DeviceId, EventHandle, StreamHandle};
 
 const HANDLE_BASE: u64 = 0xE7E7_0000_0000;
@@ -25,6 +25,26 @@ impl State {
             .map(|offset| (offset / HANDLE_STEP) as usize)
             .filter(|index| self.timeline.events.contains(*index));
         index.ok_or_else(|| Refused::invalid_handle(format_args!("no event {:#x}", handle.0)))
+    }
+
+    /// An event stands for something else from now on.
+    fn set_last_record(&mut self, index: usize, last: LastRecord) {
+        let before = std::mem::replace(&mut self.timeline.events[index].last, last);
+        self.timeline.forget_time(&before);
+    }
+
+    /// When the last record of a timed event passed.
+    fn event_time_ns(&self, handle: EventHandle) -> Answer<u64> {
+        let event = &self.timeline.events[self.event_index(handle)?];
+        match event.last {
+            LastRecord::Live(record) if event.timed => {
+                let passed_ns = self.timeline.timed_records.get(&record).copied().flatten();
+                passed_ns.ok_or_else(|| {
+                    Refused::new(ResultCode::NOT_READY).because("the event has not passed")
+                })
+            }
+            _ => Err(Refused::invalid_handle("the event is not timed, or not recorded")),
+        }
     }
 
     /// Makes a stream wait for what an event stands for now.
@@ -49,9 +69,41 @@ impl State {
 impl Sim {
     /// Belongs to the device that is named.
     pub(super) fn do_event_create(&self, device: DeviceId) -> DriverResult<EventHandle> {
+        self.new_event(device, false)
+    }
+
+    fn new_event(&self, device: DeviceId, timed: bool) -> DriverResult<EventHandle> {
         self.call_on(Call::EventCreate, device, |state| {
-            let index = state.timeline.events.insert(Event { device, last: LastRecord::Never });
+            let event = Event { device, last: LastRecord::Never, timed };
+            let index = state.timeline.events.insert(event);
             Ok(EventHandle(HANDLE_BASE + index as u64 * HANDLE_STEP))
+        })
+    }
+
+    /// `cuEventCreate(CU_EVENT_DEFAULT)`: an event that can be asked for times.
+    ///
+    /// # Errors
+    /// As [`crate::Driver::event_create`].
+    pub fn event_create_timed(&self, device: DeviceId) -> DriverResult<EventHandle> {
+        self.new_event(device, true)
+    }
+
+    /// `cuEventElapsedTime`: virtual nanoseconds from the last record of one timed event to that of
+    /// another. Booked as a query.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE` for an event that is not timed, never recorded or recorded in a
+    /// capture; `CUDA_ERROR_NOT_READY` if one of them has not passed.
+    pub fn event_elapsed_ns(
+        &self,
+        device: DeviceId,
+        start: EventHandle,
+        end: EventHandle,
+    ) -> DriverResult<i64> {
+        self.call_on(Call::EventQuery, device, |state| {
+            state.refuse_unsafe_in_capture()?;
+            let (start, end) = (state.event_time_ns(start)?, state.event_time_ns(end)?);
+            Ok(end as i64 - start as i64)
         })
     }
 
@@ -64,7 +116,8 @@ impl Sim {
         self.call_on(Call::EventDestroy, device, |state| {
             let index = state.event_index(event)?;
             // A record that was enqueued still runs; nobody can ask for it any more.
-            state.timeline.events.remove(index);
+            let event = state.timeline.events.remove(index);
+            state.timeline.forget_time(&event.last);
             Ok(())
         })
     }
@@ -87,15 +140,20 @@ impl Sim {
             }
             if state.capturing(id)? {
                 let captured = state.capture_point(id);
-                state.timeline.events[index].last = LastRecord::Captured(captured);
+                state.set_last_record(index, LastRecord::Captured(captured));
                 return Ok(());
             }
             let record = state.timeline.new_record();
+            let timed = state.timeline.events[index].timed;
+            if timed {
+                state.timeline.timed_records.insert(record, None);
+            }
             if let Err(refused) = state.submit(id, Op::Record(record)) {
                 state.timeline.pending_records.remove(&record);
+                state.timeline.timed_records.remove(&record);
                 return Err(refused);
             }
-            state.timeline.events[index].last = LastRecord::Live(record);
+            state.set_last_record(index, LastRecord::Live(record));
             Ok(())
         })
     }

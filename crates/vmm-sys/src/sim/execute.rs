@@ -25,9 +25,6 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// `CUDA_ERROR_MISALIGNED_ADDRESS`.
-const MISALIGNED_ADDRESS: ResultCode = ResultCode(716);
-
 /// Whether the calling thread is running a host function.
 pub(super) fn in_host_function() -> bool {
     IN_HOST_FUNCTION.with(Cell::get)
@@ -346,9 +343,7 @@ impl State {
     /// The bookkeeping of an item that touches no memory, or that will not run.
     pub(super) fn discard(&mut self, op: Op) {
         match op {
-            Op::Record(record) => {
-                self.timeline.pending_records.remove(&record);
-            }
+            Op::Record(record) => self.timeline.pass_record(record, self.now_ns),
             Op::PoolFree { address } => self.pool_free(address),
             _ => {}
         }
@@ -370,16 +365,17 @@ impl State {
 
     /// Looks everything up once more, and then does it: all or nothing.
     fn run_node(&mut self, node: &Node) -> Result<(), WorkFault> {
-        if let Node::Kernel { .. } = node
+        if let Node::Kernel { .. } | Node::Bytes { .. } = node
             && let Some(span) = node.spans().iter().find(|span| !span.address.is_multiple_of(4))
         {
             let why = format!("words at {:#x}", span.address);
-            return Err(WorkFault::new(MISALIGNED_ADDRESS, why));
+            return Err(WorkFault::new(ResultCode::MISALIGNED_ADDRESS, why));
         }
         let pieces =
             self.touch(node).map_err(|error| WorkFault::new(ResultCode::ILLEGAL_ADDRESS, error))?;
         let done = match node {
             Node::Kernel { kernel, .. } => self.run_kernel(*kernel, &pieces),
+            Node::Bytes { kernel, .. } => self.run_byte_kernel(kernel, &pieces),
             _ => self.run_transfer(node, &pieces),
         };
         done.map_err(|error| WorkFault::new(ResultCode::UNKNOWN, error))

@@ -2,7 +2,10 @@
 //! run it once, graphs again and again, against whatever is mapped at its addresses at that time
 //! (row D-V1).
 
+use std::sync::Arc;
+
 use super::builder::Link;
+use super::byte_kernel::ByteKernel;
 use super::costs::work::{self, Distance};
 use super::regions::{Backing, Piece, Place, Touch, TouchError};
 use super::state::State;
@@ -18,11 +21,30 @@ pub(super) enum Side {
 }
 
 /// A copy, a fill or a kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Node {
-    Copy { dst: Side, src: Side, bytes: u64 },
-    Fill { dst: u64, via: DeviceId, value: u8, bytes: u64 },
-    Kernel { kernel: ProbeKernel, device: DeviceId },
+    /// `staged` keeps the host side's bytes, where that is a copy of the caller's memory.
+    Copy {
+        dst: Side,
+        src: Side,
+        bytes: u64,
+        staged: Option<Arc<[u8]>>,
+    },
+    /// `pattern` again and again, beginning with its first byte at `dst`.
+    Fill {
+        dst: u64,
+        via: DeviceId,
+        pattern: [u8; 4],
+        bytes: u64,
+    },
+    Kernel {
+        kernel: ProbeKernel,
+        device: DeviceId,
+    },
+    Bytes {
+        kernel: ByteKernel,
+        device: DeviceId,
+    },
 }
 
 /// A captured graph: nodes in an order that respects what they wait for.
@@ -55,7 +77,7 @@ impl Node {
     /// The device addresses touched: what is read before what is written.
     pub(super) fn spans(&self) -> Vec<Span> {
         match *self {
-            Node::Copy { dst, src, bytes } => {
+            Node::Copy { dst, src, bytes, .. } => {
                 src.span(bytes, false).into_iter().chain(dst.span(bytes, true)).collect()
             }
             Node::Fill { dst, via, bytes, .. } => {
@@ -63,6 +85,7 @@ impl Node {
                 vec![Span { address: dst, bytes, touch }]
             }
             Node::Kernel { kernel, device } => kernel_spans(kernel, device),
+            Node::Bytes { ref kernel, device } => kernel.touched_by(device),
         }
     }
 
@@ -102,11 +125,20 @@ impl State {
     /// How long a node takes on the GPU, in nanoseconds.
     pub(super) fn node_ns(&self, node: &Node) -> u64 {
         match *node {
-            Node::Copy { dst, src, bytes } => work::copy_ns(self.side_distance(dst, src), bytes),
+            Node::Copy { dst, src, bytes, .. } => {
+                work::copy_ns(self.side_distance(dst, src), bytes)
+            }
             Node::Fill { dst, via, bytes, .. } => {
                 work::kernel_write_ns(self.distance(via, dst), bytes)
             }
             Node::Kernel { kernel, device } => self.kernel_ns(kernel, device),
+            Node::Bytes { ref kernel, device } => {
+                let of_span = |span: Span| match span.touch.write {
+                    true => work::kernel_write_ns(self.distance(device, span.address), span.bytes),
+                    false => work::kernel_read_ns(self.distance(device, span.address), span.bytes),
+                };
+                kernel.touched_by(device).into_iter().map(of_span).sum()
+            }
         }
     }
 

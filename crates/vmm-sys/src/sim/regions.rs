@@ -1,6 +1,8 @@
 //! What is at an address: mappings of chunks, legacy allocations, pinned host memory. And who may
 //! touch it.
 
+use std::collections::BTreeSet;
+
 use super::builder::DEVICES_MAX;
 use super::state::State;
 use crate::types::{Access, ChunkHandle, DeviceId, Location};
@@ -118,8 +120,10 @@ pub(super) struct Touch {
 
 impl Touch {
     /// Whether the region lets it.
-    fn may(self, region: &Region) -> bool {
-        if let (Backing::Legacy { .. }, true) = (region.backing, self.copy) {
+    fn may(self, region: &Region, enabled_peers: &BTreeSet<(DeviceId, DeviceId)>) -> bool {
+        if let Backing::Legacy { device: owner, from_pool, .. } = region.backing
+            && (self.copy || (!from_pool && enabled_peers.contains(&(self.device, owner))))
+        {
             return true;
         }
         match region.access.get(Location::Device(self.device)) {
@@ -161,7 +165,7 @@ impl State {
             let Some((start, region)) = self.region_at(at) else {
                 return Err(TouchError::Unmapped { address: at });
             };
-            if !touch.may(region) {
+            if !touch.may(region, &self.enabled_peers) {
                 return Err(TouchError::NoAccess { address: at, device: touch.device });
             }
             let offset = at - start;

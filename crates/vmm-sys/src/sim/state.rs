@@ -94,6 +94,8 @@ pub(super) struct State {
     pub(super) next_chunk_handle: u64,
     /// Mappings alive for each (owner, other device) pair with access.
     pub(super) peer_mappings: BTreeMap<(DeviceId, DeviceId), u64>,
+    /// Contexts that may use the legacy allocations of others: (who, whose).
+    pub(super) enabled_peers: BTreeSet<(DeviceId, DeviceId)>,
     /// Allocations of page-locked host memory: address to bytes.
     pub(super) pinned: BTreeMap<u64, u64>,
 
@@ -127,6 +129,7 @@ impl State {
             handles: HashMap::new(),
             next_chunk_handle: 0xA110_0000_0000,
             peer_mappings: BTreeMap::new(),
+            enabled_peers: BTreeSet::new(),
             pinned: BTreeMap::new(),
             timeline: Timeline::default(),
             captures: Captures::default(),
@@ -212,6 +215,7 @@ impl State {
         self.uncommit(Location::Device(device), self.config.context_bytes);
         self.drop_streams_of(device);
         self.free_legacy_of(device);
+        self.enabled_peers.retain(|(user, owner)| *user != device && *owner != device);
     }
 
     /// The device whose live context this is.

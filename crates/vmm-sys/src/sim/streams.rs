@@ -10,7 +10,7 @@
 
 use super::answer::{Answer, Refused};
 use super::state::State;
-use super::timeline::{Op, Stream, StreamKind};
+use super::timeline::{LastRecord, Op, Stream, StreamKind};
 use super::{Locked, Sim};
 use crate::call::Call;
 use crate::error::{DriverResult, ResultCode};
@@ -81,6 +81,13 @@ impl State {
         Err(Refused::invalid_handle(format_args!("the stream belongs to {home}, not to {device}")))
     }
 
+    /// A stream that was created and not destroyed: its device, and whether it is a blocking one.
+    pub(super) fn created_stream(&self, handle: StreamHandle) -> Option<(DeviceId, bool)> {
+        let id = index_of(handle).and_then(|index| self.timeline.handles.get(index))?;
+        let stream = self.timeline.streams.get(id)?;
+        Some((stream.device, stream.is_blocking))
+    }
+
     pub(super) fn stream_device(&self, id: u64) -> Option<DeviceId> {
         self.timeline.streams.get(&id).map(|stream| stream.device)
     }
@@ -134,7 +141,14 @@ impl State {
         }
         self.timeline.legacy.remove(&device);
         self.timeline.per_thread.retain(|(of, _, _)| *of != device);
-        self.timeline.events.retain(|_, event| event.device != device);
+        let timeline = &mut self.timeline;
+        let timed = &mut timeline.timed_records;
+        timeline.events.retain(|_, event| {
+            if let (LastRecord::Live(record), true) = (&event.last, event.device == device) {
+                timed.remove(record);
+            }
+            event.device != device
+        });
     }
 
     /// Enqueues, or adds to the capture if the stream is being captured.

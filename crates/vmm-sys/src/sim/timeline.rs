@@ -134,6 +134,8 @@ pub(super) struct Stream {
 pub(super) struct Event {
     pub(super) device: DeviceId,
     pub(super) last: LastRecord,
+    /// Whether it keeps the time of its last record.
+    pub(super) timed: bool,
 }
 
 /// The last thing recorded in an event.
@@ -162,6 +164,8 @@ pub(super) struct Timeline {
     /// Records that have not passed.
     pub(super) pending_records: BTreeSet<u64>,
     pub(super) last_record: u64,
+    /// The last records of timed events, with when they passed.
+    pub(super) timed_records: BTreeMap<u64, Option<u64>>,
     /// Holds that the test has not let go.
     pub(super) holds: BTreeSet<HoldId>,
     pub(super) last_hold: u64,
@@ -229,6 +233,21 @@ impl Timeline {
         self.last_record += 1;
         self.pending_records.insert(self.last_record);
         self.last_record
+    }
+
+    /// Nobody can ask for the time of this record any more.
+    pub(super) fn forget_time(&mut self, last: &LastRecord) {
+        if let LastRecord::Live(record) = last {
+            self.timed_records.remove(record);
+        }
+    }
+
+    /// A record has passed, or never will.
+    pub(super) fn pass_record(&mut self, record: u64, now_ns: u64) {
+        self.pending_records.remove(&record);
+        if let Some(passed_ns) = self.timed_records.get_mut(&record) {
+            *passed_ns = Some(now_ns);
+        }
     }
 
     pub(super) fn record_passed(&self, record: u64) -> bool {
