@@ -122,7 +122,7 @@ impl<T> ElasticSlice<T> {
     }
 
     fn use_on(&self, stream: &Arc<CudaStream>) -> Result<Use, Error> {
-        Ok(self.buffer.use_on(&self.tracked.shared.home(stream)?.pool_stream)?)
+        Ok(self.buffer.use_on(&self.tracked.shared.home(stream)?.lasting()?)?)
     }
 }
 

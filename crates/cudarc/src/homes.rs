@@ -1,7 +1,7 @@
 //! [`Homes`]: the lanes of cudarc's streams, and when they are closed.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaContext, CudaStream};
 use parking_lot::{Mutex, RwLock};
@@ -19,7 +19,9 @@ pub(crate) struct Home {
     /// Keeps the handle live as long as the pool may use it.
     stream: Arc<CudaStream>,
     key: StreamKey,
-    pub(crate) pool_stream: Stream,
+    pool_stream: Stream,
+    /// The same stream as one that keeps itself alive: for users whose end is not known here.
+    lasting: OnceLock<Stream>,
     pub(crate) lane: Lane,
 }
 
@@ -64,7 +66,13 @@ impl Homes {
         // has said that it does not use the handle any more.
         let pool_stream = unsafe { Stream::from_raw(pool.driver(), device, handle, None)? };
         let lane = pool.lane(&pool_stream)?;
-        let home = Arc::new(Home { stream: stream.clone(), key, pool_stream, lane });
+        let home = Arc::new(Home {
+            stream: stream.clone(),
+            key,
+            pool_stream,
+            lasting: OnceLock::new(),
+            lane,
+        });
         let unused = {
             let mut known = self.known.write();
             if let Some(other) = known.get(&place) {
@@ -114,6 +122,21 @@ impl Home {
         if self.key.is_default() {
             return self.pool_stream.has_ended() && Arc::strong_count(self) == 1;
         }
-        Arc::strong_count(self) == 1 && Arc::strong_count(&self.stream) == 1
+        let own_count = 1 + usize::from(self.lasting.get().is_some());
+        Arc::strong_count(self) == 1 && Arc::strong_count(&self.stream) == own_count
+    }
+
+    /// The stream for elastic buffers, which remember it until they have waited for its work: it keeps
+    /// cudarc's stream alive as long.
+    pub(crate) fn lasting(&self) -> Result<Stream, Error> {
+        if let Some(stream) = self.lasting.get() {
+            return Ok(stream.clone());
+        }
+        let keep = Box::new(self.stream.clone());
+        let (driver, device) = (self.pool_stream.driver(), self.pool_stream.device());
+        let handle = self.pool_stream.handle();
+        // SAFETY: what is kept keeps the handle live.
+        let stream = unsafe { Stream::from_raw(driver, device, handle, Some(keep))? };
+        Ok(self.lasting.get_or_init(|| stream).clone())
     }
 }

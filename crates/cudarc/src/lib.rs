@@ -66,6 +66,7 @@ mod slice;
 mod tracked;
 mod view;
 
+/// The cudarc whose slices these are.
 pub use cudarc;
 
 pub use elastic::{ElasticSlice, ElasticView, ElasticViewMut};

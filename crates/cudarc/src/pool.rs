@@ -45,6 +45,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct CudaPoolBuilder {
     contexts: Vec<Arc<CudaContext>>,
+    share: bool,
     configure: Vec<Configure>,
 }
 
@@ -65,16 +66,7 @@ impl CudaPoolBuilder {
 
     /// Lets every device of the contexts use the memory of every other.
     pub fn share(mut self) -> Self {
-        let contexts = self.contexts.clone();
-        self.configure.push(Configure(Box::new(move |mut builder| {
-            let devices: Vec<_> = contexts.iter().filter_map(|it| primary(it).ok()).collect();
-            for &owner in &devices {
-                for &accessor in devices.iter().filter(|accessor| **accessor != owner) {
-                    builder = builder.access(owner, accessor, Access::ReadWrite);
-                }
-            }
-            builder
-        })));
+        self.share = true;
         self
     }
 
@@ -98,8 +90,14 @@ impl CudaPoolBuilder {
         }
         let devices: Result<Vec<_>, Error> =
             self.contexts.iter().map(|context| primary(context)).collect();
+        let devices = devices?;
         let driver: Arc<dyn Driver> = Cuda::open()?;
-        let builder = devices?.into_iter().fold(Pool::builder(driver), PoolBuilder::device);
+        let mut builder = devices.iter().copied().fold(Pool::builder(driver), PoolBuilder::device);
+        for &owner in devices.iter().filter(|_| self.share) {
+            for &accessor in devices.iter().filter(|accessor| **accessor != owner) {
+                builder = builder.access(owner, accessor, Access::ReadWrite);
+            }
+        }
         let set = |builder, Configure(change): Configure| change(builder);
         Ok(CudaPool::over(self.configure.into_iter().fold(builder, set).build()?))
     }
@@ -116,7 +114,7 @@ impl CudaPool {
 
     /// Starts the settings of a pool.
     pub fn builder() -> CudaPoolBuilder {
-        CudaPoolBuilder { contexts: Vec::new(), configure: Vec::new() }
+        CudaPoolBuilder { contexts: Vec::new(), share: false, configure: Vec::new() }
     }
 
     /// Takes memory from `pool`, whose driver is the one that cudarc uses. Lanes of streams that came from

@@ -56,6 +56,7 @@ in_children! {
     }
 
     fn readers_on_two_streams_hold_up_writes_and_memory_that_leaves() {
+        for first in [false, true] {
         let context = CudaContext::new(0).unwrap();
         let [own, one, two] = [0; 3].map(|_| context.new_stream().unwrap());
         let (kernels, standin) = (Kernels::load(&context), StandIn::open());
@@ -72,12 +73,14 @@ in_children! {
         own.memcpy_htod(&[1; N], &mut x.view_mut(&own).unwrap()).unwrap();
         x.shrink(0).unwrap();
         drop(x);
-        standin.release(&two);
-        two.synchronize().unwrap();
-        standin.release(&one);
+        for stream in if first { [&one, &two] } else { [&two, &one] } {
+            standin.release(stream);
+            stream.synchronize().unwrap();
+        }
         context.synchronize().unwrap();
         for copy in &copies {
             assert_eq!(own.clone_dtoh(copy).unwrap(), [0; N]);
+        }
         }
     }
 
@@ -100,5 +103,26 @@ in_children! {
         let buffer = pool.pool().elastic(DeviceId(0)).access([]).capacity_bytes(4 << 20);
         let y = pool.elastic_over::<u32>(&home, buffer.build().unwrap()).unwrap();
         assert!(matches!(y.view(&guest), Err(Error::NoAccess { .. })));
+    }
+
+    fn a_stream_that_is_gone_is_not_destroyed_while_a_view_is_alive() {
+        let context = CudaContext::new(0).unwrap();
+        let own = context.default_stream();
+        let pool = CudaPool::new(&context).unwrap();
+        let standin = StandIn::open();
+        let mut x = pool.elastic::<u32>(&own, CHUNK).unwrap();
+        x.grow_zeros(N).unwrap();
+        let view = x.view(&context.new_stream().unwrap()).unwrap();
+        let destroyed = || standin.calls(["cuStreamDestroy_v2"]);
+        let before = destroyed();
+        // Lanes of streams that are gone are looked for.
+        drop(pool.alloc_zeros::<u32>(&context.new_stream().unwrap(), N).unwrap());
+        drop(pool.alloc_zeros::<u32>(&context.new_stream().unwrap(), N).unwrap());
+        assert_eq!(destroyed()[0], before[0] + 1, "of the three streams one that nobody uses");
+        drop(view);
+        x.shrink(0).unwrap();
+        drop((x, pool));
+        assert!(context.check_err().is_ok());
+        assert_eq!(destroyed()[0], before[0] + 3);
     }
 }

@@ -15,18 +15,23 @@ struct Scene {
     context: Arc<CudaContext>,
     own: Arc<CudaStream>,
     readers: [Arc<CudaStream>; 2],
+    /// Which reader goes on first, and which then.
+    order: [usize; 2],
     kernels: Kernels,
     pool: CudaPool,
     standin: StandIn,
 }
 
-fn scene() -> Scene {
+/// Either reader may be the one that is not waited for.
+const ORDERS: [[usize; 2]; 2] = [[1, 0], [0, 1]];
+
+fn scene(order: [usize; 2]) -> Scene {
     let context = CudaContext::new(0).unwrap();
     let new = || context.new_stream().unwrap();
     let (own, readers) = (new(), [new(), new()]);
     let pool = CudaPool::new(&context).unwrap();
     let (kernels, standin) = (Kernels::load(&context), StandIn::open());
-    Scene { context, own, readers, kernels, pool, standin }
+    Scene { context, own, readers, order, kernels, pool, standin }
 }
 
 impl Scene {
@@ -44,11 +49,12 @@ impl Scene {
         self.readers.iter().for_each(|stream| self.standin.hold(stream));
     }
 
-    /// The second reader goes on, and whoever waits for it only; then the first.
+    /// One reader goes on, and whoever waits for it only; then the other.
     fn release(&self) {
-        self.standin.release(&self.readers[1]);
-        self.readers[1].synchronize().unwrap();
-        self.standin.release(&self.readers[0]);
+        for reader in self.order.map(|at| &self.readers[at]) {
+            self.standin.release(reader);
+            reader.synchronize().unwrap();
+        }
         self.context.synchronize().unwrap();
     }
 
@@ -82,7 +88,7 @@ macro_rules! overwrite {
 
 in_children! {
     fn the_harness_sees_the_wait_that_cudarc_lacks() {
-        let scene = scene();
+        let scene = scene(ORDERS[0]);
         let mut x = scene.theirs(1);
         let copies = read_twice!(scene, &x);
         overwrite!(scene, &mut x, 2);
@@ -92,7 +98,7 @@ in_children! {
     }
 
     fn a_write_waits_for_two_readers() {
-        let scene = scene();
+        for scene in ORDERS.map(scene) {
         let mut x = scene.ours(1);
         for value in [1, 2, 3] {
             let copies = read_twice!(scene, &x);
@@ -101,29 +107,32 @@ in_children! {
             assert_eq!(copies.map(|copy| scene.bytes(&copy)), [[value; N], [value; N]]);
             assert_eq!(scene.bytes(&x), [value + 1; N]);
         }
+        }
     }
 
     fn a_copy_into_it_waits_for_two_readers() {
-        let scene = scene();
+        for scene in ORDERS.map(scene) {
         let mut x = scene.ours(1);
         let copies = read_twice!(scene, &x);
         scene.own.memcpy_htod(&[2; N], &mut x).unwrap();
         scene.release();
         assert_eq!(copies.map(|copy| scene.bytes(&copy)), [[1; N], [1; N]]);
         assert_eq!(scene.bytes(&x), [2; N]);
+        }
     }
 
     fn a_view_to_write_waits_for_two_readers() {
-        let scene = scene();
+        for scene in ORDERS.map(scene) {
         let mut x = scene.ours(1);
         let copies = read_twice!(scene, &x);
         scene.own.memset_zeros(&mut x.slice_mut(..N / 2)).unwrap();
         scene.release();
         assert_eq!(copies.map(|copy| scene.bytes(&copy)), [[1; N], [1; N]]);
+        }
     }
 
     fn the_drop_waits_for_two_readers() {
-        let scene = scene();
+        for scene in ORDERS.map(scene) {
         let x = scene.ours(1);
         let address = x.device_ptr(&scene.own).0;
         let copies = read_twice!(scene, &x);
@@ -133,10 +142,11 @@ in_children! {
         overwrite!(scene, &mut y, 2);
         scene.release();
         assert_eq!(copies.map(|copy| scene.bytes(&copy)), [[1; N], [1; N]]);
+        }
     }
 
     fn copies_are_readers_too() {
-        let scene = scene();
+        for scene in ORDERS.map(scene) {
         let mut x = scene.ours(1);
         let mut copies = [scene.theirs(0), scene.theirs(0)];
         scene.hold();
@@ -146,10 +156,11 @@ in_children! {
         overwrite!(scene, &mut x, 2);
         scene.release();
         assert_eq!(copies.map(|copy| scene.bytes(&copy)), [[1; N], [1; N]]);
+        }
     }
 
     fn views_for_streams_are_readers_too() {
-        let scene = scene();
+        for scene in ORDERS.map(scene) {
         let mut x = scene.ours(1);
         let mut copies = [scene.theirs(0), scene.theirs(0)];
         scene.hold();
@@ -164,10 +175,11 @@ in_children! {
         scene.release();
         assert_eq!(copies.map(|copy| scene.bytes(&copy)), [[1; N], [1; N]]);
         assert_eq!(scene.bytes(&x), [2; N]);
+        }
     }
 
     fn launches_that_are_built_before_others_are_submitted_are_told_apart() {
-        let scene = scene();
+        for scene in ORDERS.map(scene) {
         let mut x = scene.ours(1);
         let mut copies = [scene.theirs(0), scene.theirs(0)];
         scene.hold();
@@ -183,10 +195,11 @@ in_children! {
         overwrite!(scene, &mut x, 2);
         scene.release();
         assert_eq!(copies.map(|copy| scene.bytes(&copy)), [[1; N], [1; N]]);
+        }
     }
 
     fn a_write_that_never_came_loses_no_reader() {
-        let scene = scene();
+        for scene in ORDERS.map(scene) {
         let mut x = scene.ours(1);
         let copies = read_twice!(scene, &x);
         // An argument to write, and no launch.
@@ -198,10 +211,11 @@ in_children! {
         scene.release();
         assert_eq!(copies.map(|copy| scene.bytes(&copy)), [[1; N], [1; N]]);
         assert_eq!(scene.bytes(&third), [1; N]);
+        }
     }
 
     fn readers_see_what_was_written_on_another_stream() {
-        let scene = scene();
+        let scene = scene(ORDERS[0]);
         let mut x = scene.ours(1);
         drop(read_twice!(scene, &x)); // both streams have read it once
         scene.release();
@@ -219,7 +233,7 @@ in_children! {
     }
 
     fn two_readers_run_side_by_side() {
-        let scene = scene();
+        let scene = scene(ORDERS[0]);
         let x = scene.ours(1);
         let copies = read_twice!(scene, &x);
         // Held, the first keeps nobody from reading.
@@ -230,7 +244,7 @@ in_children! {
     }
 
     fn further_reads_of_known_streams_make_no_more_events() {
-        let scene = scene();
+        let scene = scene(ORDERS[0]);
         let mut x = scene.ours(1);
         let mut copies = [scene.theirs(0), scene.theirs(0)];
         let mut calls = Vec::new();
