@@ -1,4 +1,5 @@
-//! A kernel from a source string and a matrix product by cuBLAS, over memory of the pool. Needs a GPU, NVRTC and cuBLAS.
+//! A kernel from a source string and a matrix product by cuBLAS, over memory of the pool. Needs a GPU,
+//! NVRTC and cuBLAS.
 //!
 //! `cargo run --release -p vmm-pool-cudarc --example kernel --features nvrtc,cublas`
 

@@ -1,5 +1,5 @@
-//! A slice that lives on GPU 1, read by a kernel and by cuBLAS on both GPUs, and written from GPU 0. Needs two GPUs, NVRTC
-//! and cuBLAS; with one GPU it says what it leaves out.
+//! A slice that lives on GPU 1, read by a kernel and by cuBLAS on both GPUs, and written from GPU 0.
+//! Needs two GPUs, NVRTC and cuBLAS; with one GPU it says what it leaves out.
 //!
 //! `cargo run --release -p vmm-pool-cudarc --example neighbour --features nvrtc,cublas`
 

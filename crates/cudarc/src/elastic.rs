@@ -19,13 +19,15 @@ use crate::slice::check_access;
 use crate::tracked::Tracked;
 use crate::view::{PoolView, PoolViewMut};
 
-/// A slice whose memory comes, goes and moves behind an address that stays: [`CudaPool::elastic`](crate::CudaPool::elastic).
+/// A slice whose memory comes, goes and moves behind an address that stays:
+/// [`CudaPool::elastic`](crate::CudaPool::elastic).
 ///
-/// Kernels and copies get it by [`view`](ElasticSlice::view) and [`view_mut`](ElasticSlice::view_mut), which tell the
-/// pool which streams use the memory, and order them as a [`PoolSlice`](crate::PoolSlice)'s are.
+/// Kernels and copies get it by [`view`](ElasticSlice::view) and [`view_mut`](ElasticSlice::view_mut),
+/// which tell the pool which streams use the memory, and order them as a
+/// [`PoolSlice`](crate::PoolSlice)'s are.
 ///
-/// Who owns the physical memory: the slice alone. Is the address stable: yes, until the drop. Who may access: its
-/// home, and whom the pool's policy or [`ElasticBuffer::grant`] names.
+/// Who owns the physical memory: the slice alone. Is the address stable: yes, until the drop. Who may
+/// access: its home, and whom the pool's policy or [`ElasticBuffer::grant`] names.
 pub struct ElasticSlice<T> {
     /// Declared first: uses are waited for before the buffer ends.
     tracked: Tracked<T>,
@@ -63,8 +65,8 @@ impl<T> ElasticSlice<T> {
         self.tracked.any_reader().len()
     }
 
-    /// The pool's buffer: to migrate, to send to sleep, to grant, for figures. What it decommits must not
-    /// lie below the length.
+    /// The pool's buffer: to migrate, to send to sleep, to grant, for figures. What it decommits must
+    /// not lie below the length.
     pub fn buffer(&self) -> &ElasticBuffer {
         &self.buffer
     }
@@ -167,7 +169,8 @@ impl<T> fmt::Debug for ElasticSlice<T> {
     }
 }
 
-/// The elements of an [`ElasticSlice`] for reads on one stream. Drop it once the work that uses it is enqueued.
+/// The elements of an [`ElasticSlice`] for reads on one stream. Drop it once the work that uses it is
+/// enqueued.
 pub struct ElasticView<'a, T> {
     /// Declared first: it ends before the use does.
     view: PoolView<'a, T>,
@@ -213,7 +216,8 @@ impl<T> fmt::Debug for ElasticView<'_, T> {
     }
 }
 
-/// The elements of an [`ElasticSlice`] for writes on one stream. Drop it once the work that uses it is enqueued.
+/// The elements of an [`ElasticSlice`] for writes on one stream. Drop it once the work that uses it is
+/// enqueued.
 pub struct ElasticViewMut<'a, T> {
     /// Declared first: it ends before the use does.
     view: PoolViewMut<'a, T>,

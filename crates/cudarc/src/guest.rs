@@ -1,8 +1,8 @@
 //! [`Guest`]: a stream of another context that uses a slice.
 //!
-//! cudarc cannot record an event of one context on a stream of another. So a stream of another GPU has a shell
-//! whose events are made in its own context; what the two contexts wait for of each other are two events
-//! that are recorded here, whether cudarc manages streams or not.
+//! cudarc cannot record an event of one context on a stream of another. So a stream of another GPU has
+//! a shell whose events are made in its own context; what the two contexts wait for of each other are
+//! two events that are recorded here, whether cudarc manages streams or not.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -84,8 +84,8 @@ impl<T> Guest<T> {
         // Else it stays open, and whoever comes next waits for its stream on the host.
     }
 
-    /// As [`Guest::leave`], of a view that could write: the guest's stream first waits for what cudarc knows of
-    /// the shell, on whichever of its context's streams that was.
+    /// As [`Guest::leave`], of a view that could write: the guest's stream first waits for what cudarc
+    /// knows of the shell, on whichever of its context's streams that was.
     pub(crate) fn leave_written(&mut self) {
         let stream = self.stream.clone();
         let gathered = quietly(stream.context(), || drop(self.shell.device_ptr_mut(&stream)));

@@ -27,9 +27,9 @@ pub(crate) struct Home {
 
 /// The streams that were seen, each under its context and key.
 ///
-/// A lane keeps its memory for its stream. So a stream that nobody else holds any more has its lane closed when
-/// the lane of another stream is made, and is destroyed by cudarc then. Default streams stay, but for those of
-/// threads that have ended.
+/// A lane keeps its memory for its stream. So a stream that nobody else holds any more has its lane
+/// closed when the lane of another stream is made, and is destroyed by cudarc then. Default streams
+/// stay, but for those of threads that have ended.
 #[derive(Debug, Default)]
 pub(crate) struct Homes {
     known: RwLock<HashMap<(usize, StreamKey), Arc<Home>>>,

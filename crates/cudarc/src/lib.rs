@@ -17,8 +17,8 @@
 //! ```
 //!
 //! A [`PoolSlice`] goes wherever cudarc takes a slice by its traits: kernel arguments, copies, cuBLAS,
-//! cuBLASLt, cuRAND. What wants a `CudaSlice` by value or by `&mut` cannot have one, for it could free the
-//! memory as if it were the driver's:
+//! cuBLASLt, cuRAND. What wants a `CudaSlice` by value or by `&mut` cannot have one, for it could free
+//! the memory as if it were the driver's:
 //!
 //! ```compile_fail,E0596
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,13 +45,13 @@
 //!
 //! # Who orders what
 //!
-//! cudarc orders the uses of a slice on several streams by two events, one for reads and one for writes. This
-//! crate keeps that, and closes what it leaves open: a second stream that reads has an event of its own
-//! (`tracked`), so that a write or the drop waits for both; a stream of another GPU is let in
-//! by [`PoolSlice::on`] (`guest`). One stream costs nothing more than with cudarc.
+//! cudarc orders the uses of a slice on several streams by two events, one for reads and one for
+//! writes. This crate keeps that, and closes what it leaves open: a second stream that reads has an
+//! event of its own (`tracked`), so that a write or the drop waits for both; a stream of another GPU is
+//! let in by [`PoolSlice::on`] (`guest`). One stream costs nothing more than with cudarc.
 //!
-//! Policy is the pool's (package `vmm-pool`); here is only translation. docs/integrations/cudarc.md has the
-//! how-to, and what cannot be done.
+//! Policy is the pool's (package `vmm-pool`); here is only translation. docs/integrations/cudarc.md has
+//! the how-to, and what cannot be done.
 
 mod elastic;
 mod error;

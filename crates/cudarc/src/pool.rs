@@ -15,9 +15,9 @@ use crate::slice::PoolSlice;
 
 /// A pool of memory for the streams of some contexts. Clones share it; slices keep it open.
 ///
-/// Each stream has a lane of the pool: memory that a slice frees is at once reused for the same stream, in
-/// its order, and a warm allocation makes no call for memory. A stream that nobody holds any more has its
-/// lane closed when memory is first asked for another one.
+/// Each stream has a lane of the pool: memory that a slice frees is at once reused for the same stream,
+/// in its order, and a warm allocation makes no call for memory. A stream that nobody holds any more
+/// has its lane closed when memory is first asked for another one.
 #[derive(Clone, Debug)]
 pub struct CudaPool(Arc<Shared>);
 
@@ -117,8 +117,8 @@ impl CudaPool {
         CudaPoolBuilder { contexts: Vec::new(), share: false, configure: Vec::new() }
     }
 
-    /// Takes memory from `pool`, whose driver is the one that cudarc uses. Lanes of streams that came from
-    /// here are closed when their streams are gone, or this object and its slices.
+    /// Takes memory from `pool`, whose driver is the one that cudarc uses. Lanes of streams that came
+    /// from here are closed when their streams are gone, or this object and its slices.
     pub fn over(pool: Pool) -> CudaPool {
         CudaPool(Arc::new(Shared { pool, homes: Homes::default(), joins: Joins::default() }))
     }
@@ -138,8 +138,8 @@ impl CudaPool {
     /// The memory is not set: write it before it is read.
     ///
     /// # Errors
-    /// [`Error::TooManyElements`], [`Error::NotPrimary`], before anything is touched; [`Error::Pool`], among
-    /// them out of memory with all figures; [`Error::Cudarc`] with an error of earlier work.
+    /// [`Error::TooManyElements`], [`Error::NotPrimary`], before anything is touched; [`Error::Pool`],
+    /// among them out of memory with all figures; [`Error::Cudarc`] with an error of earlier work.
     pub unsafe fn alloc<T: DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,
@@ -221,8 +221,8 @@ impl CudaPool {
     /// The same over a buffer that was built with other settings.
     ///
     /// # Errors
-    /// [`Error::NotPrimary`], [`Error::NoAccess`] if `stream` is of another device and that may not write;
-    /// [`Error::Cudarc`].
+    /// [`Error::NotPrimary`], [`Error::NoAccess`] if `stream` is of another device and that may not
+    /// write; [`Error::Cudarc`].
     pub fn elastic_over<T: DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,
@@ -231,7 +231,8 @@ impl CudaPool {
         ElasticSlice::new(&self.0, stream, buffer)
     }
 
-    /// The lane of `stream`: for other streams that a capture spreads to, and for memory without a slice.
+    /// The lane of `stream`: for other streams that a capture spreads to, and for memory without a
+    /// slice.
     ///
     /// # Errors
     /// [`Error::NotPrimary`], [`Error::Pool`] if the pool does not manage the device.
@@ -243,8 +244,8 @@ impl CudaPool {
     /// meanwhile. Call it before [`CudaStream::begin_capture`], and finish after
     /// [`CudaStream::end_capture`]; the memory it gives then is dropped with the graph.
     ///
-    /// Without it, memory that is asked for during a capture is ordinary: keep its slices as long as the
-    /// graph.
+    /// Without it, memory that is asked for during a capture is ordinary: keep its slices as long as
+    /// the graph.
     ///
     /// # Errors
     /// As [`Lane::capture`].
@@ -252,10 +253,10 @@ impl CudaPool {
         Ok(self.0.home(stream)?.lane.capture()?)
     }
 
-    /// Closes the lane of `stream`. Only needed for a stream that its owner is going to destroy past cudarc
-    /// ([`CudaContext::wrap_borrowed_stream`]), after the last work with its slices was enqueued. Returns whether it
-    /// may be destroyed: not while it is captured; then call it again. The slices of the stream must not be
-    /// used afterwards, nor dropped later than the stream.
+    /// Closes the lane of `stream`. Only needed for a stream that its owner is going to destroy past
+    /// cudarc ([`CudaContext::wrap_borrowed_stream`]), after the last work with its slices was
+    /// enqueued. Returns whether it may be destroyed: not while it is captured; then call it again. The
+    /// slices of the stream must not be used afterwards, nor dropped later than the stream.
     pub fn close(&self, stream: &Arc<CudaStream>) -> bool {
         self.0.close(stream)
     }

@@ -23,18 +23,19 @@ use crate::view::{PoolView, PoolViewMut};
 /// It goes wherever cudarc takes slices by its traits. For reading it is a `CudaSlice`, by `Deref`:
 /// `slice`, `split_at`, `as_view`, `len` and the like. Nothing gives a `&mut CudaSlice`.
 ///
-/// Who owns the physical memory: the lane of its stream. Is the address stable: yes, until the drop. Who may
-/// access: the device of its stream, and whom the pool's policy names.
+/// Who owns the physical memory: the lane of its stream. Is the address stable: yes, until the drop.
+/// Who may access: the device of its stream, and whom the pool's policy names.
 ///
-/// Dropping it, in any thread, frees in the order of its stream, which waits for all uses that cudarc and this
-/// crate know of. It keeps its stream, as a `CudaSlice` does, and the pool.
+/// Dropping it, in any thread, frees in the order of its stream, which waits for all uses that cudarc
+/// and this crate know of. It keeps its stream, as a `CudaSlice` does, and the pool.
 ///
-/// **Streams.** `&slice` as an argument of launches and copies is right on any streams of its context, at the
-/// same time too. A view that is taken with `slice`, `split_at` or `as_view` is cudarc's: its readers share one event. For
-/// views that are read on several streams take [`PoolSlice::on`] each.
+/// **Streams.** `&slice` as an argument of launches and copies is right on any streams of its context,
+/// at the same time too. A view that is taken with `slice`, `split_at` or `as_view` is cudarc's: its
+/// readers share one event. For views that are read on several streams take [`PoolSlice::on`] each.
 ///
-/// **Another GPU's stream** comes by [`PoolSlice::on`] and [`PoolSlice::on_mut`]. Without them a launch there is
-/// submitted and then refused by cudarc; copies and cuBLAS are right, and the thread waits for them.
+/// **Another GPU's stream** comes by [`PoolSlice::on`] and [`PoolSlice::on_mut`]. Without them a launch
+/// there is submitted and then refused by cudarc; copies and cuBLAS are right, and the thread waits for
+/// them.
 pub struct PoolSlice<T> {
     /// Declared first: uses are waited for before the memory is freed.
     tracked: Tracked<T>,
@@ -68,8 +69,9 @@ impl<T> PoolSlice<T> {
         self.tracked.writer()
     }
 
-    /// The slice for reads on `stream`, of whichever context: a kernel argument and source of copies there.
-    /// Later writes, and the drop, wait for what is enqueued on `stream` until the view is dropped.
+    /// The slice for reads on `stream`, of whichever context: a kernel argument and source of copies
+    /// there. Later writes, and the drop, wait for what is enqueued on `stream` until the view is
+    /// dropped.
     ///
     /// # Errors
     /// [`Error::NoAccess`] if the stream is of another device and the pool does not let that read;

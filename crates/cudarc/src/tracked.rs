@@ -1,11 +1,11 @@
 //! [`Tracked`]: memory of the pool as a `CudaSlice`, with its readers told apart.
 //!
-//! A `CudaSlice` has one event for reads: a second stream that reads records it anew, and the first is not
-//! waited for any more. Here the first stream that reads has that event, and every further one a shell with an
-//! event of its own. **Before a write** (any `&mut`) a hidden stream waits for all of them and records the
-//! slice's *write* event, so that cudarc's own waits, whatever they are, cover everybody. The write event and
-//! not the read one: whether the write is ever enqueued is not known here, and a read event that was recorded
-//! for all would be lost to the next reader.
+//! A `CudaSlice` has one event for reads: a second stream that reads records it anew, and the first is
+//! not waited for any more. Here the first stream that reads has that event, and every further one a
+//! shell with an event of its own. **Before a write** (any `&mut`) a hidden stream waits for all of
+//! them and records the slice's *write* event, so that cudarc's own waits, whatever they are, cover
+//! everybody. The write event and not the read one: whether the write is ever enqueued is not known
+//! here, and a read event that was recorded for all would be lost to the next reader.
 
 use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub(crate) struct Tracked<T> {
 struct Readers<T> {
     /// The stream whose reads the slice's own event stands for.
     first: Option<StreamKey>,
-    /// For every further stream. Entries are dropped only with the slice, and changed only through `&mut` of it;
-    /// they are never cloned.
+    /// For every further stream. Entries are dropped only with the slice, and changed only through
+    /// `&mut` of it; they are never cloned.
     shells: Vec<Arc<Shell<T>>>,
     guests: Vec<Arc<Guest<T>>>,
     /// Counts what may have been writes.
@@ -96,7 +96,8 @@ impl<T> Tracked<T> {
         match lent {
             Ok(Ok(shell)) => shell,
             Err(error) | Ok(Err(Error::Cudarc(error))) => {
-                // cudarc's way for places that cannot answer: nothing is enqueued before somebody has seen it.
+                // cudarc's way for places that cannot answer: nothing is enqueued before somebody has
+                // seen it.
                 self.main.context().record_err::<()>(Err(error));
                 &self.main
             }
@@ -129,8 +130,8 @@ impl<T> Tracked<T> {
         Ok(shell.lend(&self.main, readers.written, &join)?)
     }
 
-    /// The slice for a write on whichever stream, which cudarc makes wait for its events: they stand for all
-    /// readers now.
+    /// The slice for a write on whichever stream, which cudarc makes wait for its events: they stand
+    /// for all readers now.
     pub(crate) fn writer(&mut self) -> &mut CudaSlice<T> {
         let managed = self.is_managed();
         let readers = self.readers.get_mut();
@@ -152,8 +153,8 @@ impl<T> Tracked<T> {
         let own = self.main.stream().clone();
         let gatherer = if managed { self.shared.joins.of(own.context())? } else { own };
         self.readers.get_mut().wait_for_all(&gatherer)?;
-        // Waits for the slice's own events, and records its write event, if cudarc manages streams. Else
-        // its own stream has waited, and is the only one.
+        // Waits for the slice's own events, and records its write event, if cudarc manages streams.
+        // Else its own stream has waited, and is the only one.
         drop(self.main.device_ptr_mut(&gatherer));
         self.readers.get_mut().first = None;
         Ok(())
@@ -179,8 +180,8 @@ impl<T> Tracked<T> {
         stream.wait(&self.main.stream().record_event(None)?)
     }
 
-    /// As of a `CudaSlice`. For a stream of another context the thread waits until the read is done, since cudarc
-    /// could record nothing.
+    /// As of a `CudaSlice`. For a stream of another context the thread waits until the read is done,
+    /// since cudarc could record nothing.
     pub(crate) fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (u64, SyncOnDrop<'a>) {
         if stream.context() == self.main.context() {
             return self.reader(Some(StreamKey::of(stream))).device_ptr(stream);

@@ -13,8 +13,9 @@ use crate::tracked::Tracked;
 
 /// A slice for reads on the stream that it was asked for: [`PoolSlice::on`](crate::PoolSlice::on).
 ///
-/// For reading it is a `CudaSlice`, by `Deref`. Drop it once the work that uses it is enqueued. If it is forgotten
-/// (`mem::forget`), whoever waits for it waits on the host for all that its stream has to do.
+/// For reading it is a `CudaSlice`, by `Deref`. Drop it once the work that uses it is enqueued. If it
+/// is forgotten (`mem::forget`), whoever waits for it waits on the host for all that its stream has to
+/// do.
 pub struct PoolView<'a, T> {
     slice: &'a CudaSlice<T>,
     guest: Option<&'a Guest<T>>,
@@ -68,10 +69,11 @@ impl<T> fmt::Debug for PoolView<'_, T> {
     }
 }
 
-/// A slice for writes on the stream that it was asked for: [`PoolSlice::on_mut`](crate::PoolSlice::on_mut).
+/// A slice for writes on the stream that it was asked for:
+/// [`PoolSlice::on_mut`](crate::PoolSlice::on_mut).
 ///
-/// Drop it once the work that uses it is enqueued. If it is forgotten (`mem::forget`), reads that come next are not
-/// ordered behind it.
+/// Drop it once the work that uses it is enqueued. If it is forgotten (`mem::forget`), reads that come
+/// next are not ordered behind it.
 pub struct PoolViewMut<'a, T> {
     tracked: &'a mut Tracked<T>,
     guest: Option<usize>,

@@ -1,4 +1,5 @@
-//! A `PoolSlice` in the place of a `CudaSlice`: bytes, kernels, views, copies, errors, and what it costs.
+//! A `PoolSlice` in the place of a `CudaSlice`: bytes, kernels, views, copies, errors, and what it
+//! costs.
 
 use cudarc::driver::{CudaContext, DevicePtr, DeviceSlice, PushKernelArg, sys};
 use vmm_pool_cudarc::{CudaPool, Error, PoolSlice};

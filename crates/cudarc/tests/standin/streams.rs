@@ -261,8 +261,8 @@ in_children! {
                 overwrite!(scene, &mut x, 2);
             }
         }
-        // 20 copies: each waits for 3 events and records 2. The second stream has a shell made once: 2 events, which
-        // wait for the write and tell it on. After the write it is told again.
+        // 20 copies: each waits for 3 events and records 2. The second stream has a shell made once: 2
+        // events, which wait for the write and tell it on. After the write it is told again.
         let [first, second, third, fourth] = calls[..] else { panic!("{calls:?}") };
         assert_eq!(second, [0, 40, 60]);
         assert_eq!((third, first[0]), (second, 2));
