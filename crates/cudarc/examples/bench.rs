@@ -1,70 +1,113 @@
-//! What an allocation and its free cost: a slice of the pool against cudarc's own. Needs a GPU.
+//! What slices of the pool cost beside cudarc's own: an allocation with its free, a kernel argument, a
+//! launch. Needs a GPU, but no compiler.
 //!
-//! `cargo run --release -p vmm-pool-cudarc --example bench`
+//! `cargo run --release -p vmm-pool-cudarc --example bench --features nvrtc`
 
 use std::error::Error;
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::{CudaContext, CudaStream};
-use std::sync::Arc;
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use cudarc::nvrtc::Ptx;
 use vmm_pool_cudarc::CudaPool;
 
-const PAIRS: u32 = 20_000;
+const OPERATIONS: u32 = 20_000;
 const ROUNDS: usize = 7;
 
-/// The middle of some rounds, in nanoseconds a pair.
-fn ns_a_pair(mut pair: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<f64, Box<dyn Error>> {
+const PTX: &str = ".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry nothing(.param .u64 a, .param .u64 b) { ret; }
+";
+
+/// The middle of some rounds, in nanoseconds an operation.
+fn ns_each(
+    stream: &CudaStream,
+    mut operation: impl FnMut() -> Result<(), Box<dyn Error>>,
+) -> Result<f64, Box<dyn Error>> {
     let mut rounds = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
         let begun = Instant::now();
-        for _ in 0..PAIRS {
-            pair()?;
+        for _ in 0..OPERATIONS {
+            operation()?;
         }
-        rounds.push(begun.elapsed().as_nanos() as f64 / f64::from(PAIRS));
+        rounds.push(begun.elapsed().as_nanos() as f64 / f64::from(OPERATIONS));
+        stream.synchronize()?;
     }
     rounds.sort_by(f64::total_cmp);
     Ok(rounds[ROUNDS / 2])
 }
 
-fn compare(
+fn row(what: &str, how: &str, ours: f64, theirs: f64) {
+    println!("{what:28} {how:26} {ours:>10.0} {theirs:>10.0}");
+}
+
+fn pairs(pool: &CudaPool, stream: &Arc<CudaStream>, how: &str) -> Result<(), Box<dyn Error>> {
+    for bytes in [1 << 10, 1 << 20, 64 << 20] {
+        let ours = ns_each(stream, || {
+            // SAFETY: nobody reads it.
+            drop(black_box(unsafe { pool.alloc::<u8>(stream, bytes)? }));
+            Ok(())
+        })?;
+        let theirs = ns_each(stream, || {
+            // SAFETY: nobody reads it.
+            drop(black_box(unsafe { stream.alloc::<u8>(bytes)? }));
+            Ok(())
+        })?;
+        row(&format!("alloc and drop, {} KiB", bytes >> 10), how, ours, theirs);
+    }
+    Ok(())
+}
+
+fn arguments(
     pool: &CudaPool,
     stream: &Arc<CudaStream>,
-    what: &str,
-    bytes: usize,
+    nothing: &CudaFunction,
+    how: &str,
 ) -> Result<(), Box<dyn Error>> {
-    let ours = ns_a_pair(|| {
-        // SAFETY: nobody reads it.
-        drop(black_box(unsafe { pool.alloc::<u8>(stream, bytes)? }));
+    let (our_a, mut our_b) =
+        (pool.alloc_zeros::<u8>(stream, 1)?, pool.alloc_zeros::<u8>(stream, 1)?);
+    let (a, mut b) = (stream.alloc_zeros::<u8>(1)?, stream.alloc_zeros::<u8>(1)?);
+    let ours = ns_each(stream, || {
+        black_box(stream.launch_builder(nothing).arg(&our_a).arg(&mut our_b));
         Ok(())
     })?;
-    let theirs = ns_a_pair(|| {
-        // SAFETY: nobody reads it.
-        drop(black_box(unsafe { stream.alloc::<u8>(bytes)? }));
+    let theirs = ns_each(stream, || {
+        black_box(stream.launch_builder(nothing).arg(&a).arg(&mut b));
         Ok(())
     })?;
-    println!("{what:32} {bytes:>12} {ours:>12.0} {theirs:>12.0}");
+    row("arguments & and &mut", how, ours, theirs);
+    let config = LaunchConfig::for_num_elems(1);
+    let ours = ns_each(stream, || {
+        // SAFETY: the kernel does nothing.
+        unsafe { stream.launch_builder(nothing).arg(&our_a).arg(&mut our_b).launch(config)? };
+        Ok(())
+    })?;
+    let theirs = ns_each(stream, || {
+        // SAFETY: the kernel does nothing.
+        unsafe { stream.launch_builder(nothing).arg(&a).arg(&mut b).launch(config)? };
+        Ok(())
+    })?;
+    row("launch with them", how, ours, theirs);
     Ok(())
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let ctx = CudaContext::new(0)?;
+    let nothing = ctx.load_module(Ptx::from_src(PTX))?.load_function("nothing")?;
     let pool = CudaPool::new(&ctx)?;
-    println!(
-        "{:32} {:>12} {:>12} {:>12}",
-        "ns for alloc and drop", "bytes", "PoolSlice", "CudaSlice"
-    );
-    for bytes in [1 << 10, 1 << 20, 64 << 20] {
-        compare(&pool, &ctx.default_stream(), "default stream", bytes)?;
-    }
+    println!("{:28} {:26} {:>10} {:>10}", "ns", "", "PoolSlice", "CudaSlice");
+    let how = "default stream";
+    pairs(&pool, &ctx.default_stream(), how)?;
+    arguments(&pool, &ctx.default_stream(), &nothing, how)?;
     let stream = ctx.new_stream()?;
-    for bytes in [1 << 10, 1 << 20, 64 << 20] {
-        compare(&pool, &stream, "a stream, events managed", bytes)?;
-    }
+    let how = "a stream, events managed";
+    pairs(&pool, &stream, how)?;
+    arguments(&pool, &stream, &nothing, how)?;
     // SAFETY: one stream uses each slice.
     unsafe { ctx.disable_event_tracking() };
-    for bytes in [1 << 10, 1 << 20, 64 << 20] {
-        compare(&pool, &stream, "the same without events", bytes)?;
-    }
-    Ok(())
+    let how = "the same without events";
+    pairs(&pool, &stream, how)?;
+    arguments(&pool, &stream, &nothing, how)
 }

@@ -3,6 +3,7 @@
 use std::thread::{self, ThreadId};
 
 use cudarc::driver::CudaStream;
+use vmm_sys::{StreamHandle, StreamId};
 
 /// The queue that a handle names in the calling thread. Valid as long as the stream lives: handles are
 /// given out again.
@@ -27,8 +28,21 @@ impl StreamKey {
         StreamKey { handle: handle.max(LEGACY), thread }
     }
 
+    pub(crate) fn handle(self) -> StreamHandle {
+        StreamHandle(self.handle as u64)
+    }
+
     /// Whether it is a default stream: nobody makes it, and nobody destroys it.
     pub(crate) fn is_default(self) -> bool {
         self.handle <= PER_THREAD
     }
+}
+
+/// A stream that reads, for as long as a slice remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReaderKey {
+    /// Its handle stays its own: a default stream, or the slice's own.
+    Lasting(StreamKey),
+    /// It may go, and its handle come back for another, while its work still runs.
+    Passing(StreamId),
 }

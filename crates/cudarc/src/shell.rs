@@ -11,7 +11,7 @@ use cudarc::driver::{
 
 use crate::error::Error;
 use crate::homes::device_of;
-use crate::key::StreamKey;
+use crate::key::ReaderKey;
 
 /// A shell over `len` elements at `address`, with events if cudarc makes any now. It must never be
 /// dropped, only leaked: cudarc would free the address.
@@ -52,7 +52,7 @@ pub(crate) fn event_of(sync: SyncOnDrop<'_>) -> Option<&CudaEvent> {
 
 /// What serves one further stream that reads: the same address, with events of its own.
 pub(crate) struct Shell<T> {
-    pub(crate) stream: StreamKey,
+    pub(crate) reader: ReaderKey,
     slice: ManuallyDrop<CudaSlice<T>>,
     /// The slice's own events.
     read: sys::CUevent,
@@ -74,7 +74,7 @@ impl<T> Shell<T> {
     pub(crate) unsafe fn new(
         main: &CudaSlice<T>,
         address: u64,
-        stream: StreamKey,
+        reader: ReaderKey,
         join: &CudaStream,
     ) -> Result<Shell<T>, Error> {
         // SAFETY: by this function's own condition.
@@ -87,7 +87,7 @@ impl<T> Shell<T> {
             return Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_HANDLE).into());
         };
         let (seen, is_lent) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
-        Ok(Shell { stream, slice, read, write, seen, is_lent })
+        Ok(Shell { reader, slice, read, write, seen, is_lent })
     }
 
     /// The shell for one more use, which waits for write number `written` of `main`.

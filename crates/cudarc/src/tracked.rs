@@ -16,8 +16,9 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::guest::Guest;
+use crate::homes::device_of;
 use crate::joins::{is_gone, quietly};
-use crate::key::StreamKey;
+use crate::key::{ReaderKey, StreamKey};
 use crate::pool::Shared;
 use crate::shell::{self, Shell, event_of};
 
@@ -34,7 +35,7 @@ pub(crate) struct Tracked<T> {
 
 struct Readers<T> {
     /// The stream whose reads the slice's own event stands for.
-    first: Option<StreamKey>,
+    first: Option<ReaderKey>,
     /// For every further stream. Entries are dropped only with the slice, and changed only through
     /// `&mut` of it; they are never cloned.
     shells: Vec<Arc<Shell<T>>>,
@@ -88,11 +89,12 @@ impl<T> Tracked<T> {
     }
 
     fn reader_of(&self, stream: StreamKey) -> &CudaSlice<T> {
+        let reader = self.reader_key(stream);
         let mut readers = self.readers.lock();
-        if *readers.first.get_or_insert(stream) == stream {
+        if *readers.first.get_or_insert(reader) == reader {
             return &self.main;
         }
-        let lent = quietly(self.main.context(), || self.lend(&mut readers, stream));
+        let lent = quietly(self.main.context(), || self.lend(&mut readers, reader));
         match lent {
             Ok(Ok(shell)) => shell,
             Err(error) | Ok(Err(Error::Cudarc(error))) => {
@@ -108,18 +110,30 @@ impl<T> Tracked<T> {
         }
     }
 
+    /// Asks the driver for the identity of a stream other than the slice's own: a handle that is given
+    /// out again must not be taken for the reader of before.
+    fn reader_key(&self, stream: StreamKey) -> ReaderKey {
+        if stream.is_default() || stream == StreamKey::of(self.main.stream()) {
+            return ReaderKey::Lasting(stream);
+        }
+        let driver = self.shared.pool.driver();
+        // SAFETY: whoever reads has the stream; the handle is that of a launch or of a reference to it.
+        let id = unsafe { driver.stream_id(device_of(self.main.context()), stream.handle()) };
+        id.map_or(ReaderKey::Lasting(stream), ReaderKey::Passing)
+    }
+
     fn lend<'a>(
         &'a self,
         readers: &mut Readers<T>,
-        stream: StreamKey,
+        reader: ReaderKey,
     ) -> Result<&'a CudaSlice<T>, Error> {
         let join = self.shared.joins.of(self.main.context())?;
-        let known = readers.shells.iter().position(|shell| shell.stream == stream);
+        let known = readers.shells.iter().position(|shell| shell.reader == reader);
         let at = match known {
             Some(at) => at,
             None => {
                 // SAFETY: the memory is that of `main`, which outlives the shell.
-                let shell = unsafe { Shell::new(&self.main, self.address, stream, &join)? };
+                let shell = unsafe { Shell::new(&self.main, self.address, reader, &join)? };
                 readers.shells.push(Arc::new(shell));
                 readers.shells.len() - 1
             }

@@ -269,6 +269,29 @@ in_children! {
         assert_eq!(fourth, [0, 41, 61]);
     }
 
+    fn a_stream_with_the_handle_of_one_that_is_gone_is_another_reader() {
+        let scene = scene(ORDERS[0]);
+        let mut x = scene.ours(1);
+        let mut copies = [scene.theirs(0), scene.theirs(0)];
+        scene.own.synchronize().unwrap();
+        let gate = &scene.readers[0];
+        scene.standin.hold(gate);
+        let (mut handles, [first, second]) = (Vec::new(), &mut copies);
+        for (copy, waits) in [(first, true), (second, false)] {
+            let reader = scene.context.new_stream().unwrap();
+            handles.push(reader.cu_stream());
+            if waits {
+                reader.join(gate).unwrap();
+            }
+            go(reader.launch_builder(&scene.kernels.copy).arg(copy).arg(&x).arg(&N_ARG)).unwrap();
+        }
+        assert_eq!(handles[0], handles[1], "the driver gives handles out again");
+        overwrite!(scene, &mut x, 2);
+        scene.standin.release(gate);
+        scene.context.synchronize().unwrap();
+        assert_eq!(copies.map(|copy| scene.bytes(&copy)), [[1; N], [1; N]]);
+    }
+
     fn work_of_streams_that_are_gone_is_waited_for() {
         let context = CudaContext::new(0).unwrap();
         let (own, kernels) = (context.default_stream(), Kernels::load(&context));
