@@ -94,6 +94,26 @@ impl<T> Guest<T> {
         }
     }
 
+    /// Whether its stream is held by nobody else, and no view of it is alive.
+    pub(crate) fn is_left(&self) -> bool {
+        // By the guest and by its shell.
+        Arc::strong_count(&self.stream) == 2 && self.open.load(Ordering::Relaxed) == 0
+    }
+
+    /// Waits for what `left` has enqueued, so that who waits for this guest waits for both; and ends it.
+    pub(crate) fn inherit(&self, left: &mut Guest<T>) -> Result<(), DriverError> {
+        let waited = match std::mem::take(left.is_used.get_mut()) {
+            true => self.stream.wait(&left.done).and_then(|()| self.done.record(&self.stream)),
+            false => Ok(()),
+        };
+        if waited.is_err() {
+            left.stream.synchronize()?;
+        }
+        self.is_used.store(true, Ordering::Relaxed);
+        left.end();
+        Ok(())
+    }
+
     pub(crate) fn is_owed(&self) -> bool {
         self.is_used.load(Ordering::Relaxed) || self.open.load(Ordering::Relaxed) > 0
     }

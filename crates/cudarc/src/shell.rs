@@ -11,7 +11,6 @@ use cudarc::driver::{
 
 use crate::error::Error;
 use crate::homes::device_of;
-use crate::key::ReaderKey;
 
 /// A shell over `len` elements at `address`, with events if cudarc makes any now. It must never be
 /// dropped, only leaked: cudarc would free the address.
@@ -52,7 +51,6 @@ pub(crate) fn event_of(sync: SyncOnDrop<'_>) -> Option<&CudaEvent> {
 
 /// What serves one further stream that reads: the same address, with events of its own.
 pub(crate) struct Shell<T> {
-    pub(crate) reader: ReaderKey,
     slice: ManuallyDrop<CudaSlice<T>>,
     /// The slice's own events.
     read: sys::CUevent,
@@ -74,7 +72,6 @@ impl<T> Shell<T> {
     pub(crate) unsafe fn new(
         main: &CudaSlice<T>,
         address: u64,
-        reader: ReaderKey,
         join: &CudaStream,
     ) -> Result<Shell<T>, Error> {
         // SAFETY: by this function's own condition.
@@ -87,7 +84,7 @@ impl<T> Shell<T> {
             return Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_HANDLE).into());
         };
         let (seen, is_lent) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
-        Ok(Shell { reader, slice, read, write, seen, is_lent })
+        Ok(Shell { slice, read, write, seen, is_lent })
     }
 
     /// The shell for one more use, which waits for write number `written` of `main`.
@@ -117,6 +114,17 @@ impl<T> Shell<T> {
         if !mem::take(self.is_lent.get_mut()) {
             return Ok(());
         }
+        self.hold_up(stream)
+    }
+
+    /// Serves another stream from now on, which waits for the reads until now: so they are waited for
+    /// with its own.
+    pub(crate) fn pass_on(&self, join: &CudaStream) -> Result<(), DriverError> {
+        self.seen.store(u64::MAX, Ordering::Relaxed);
+        self.hold_up(join)
+    }
+
+    fn hold_up(&self, stream: &CudaStream) -> Result<(), DriverError> {
         stream.context().bind_to_thread()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the event lives as long as the slice, the stream as long as the reference.

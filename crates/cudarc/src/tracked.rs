@@ -38,11 +38,17 @@ struct Readers<T> {
     first: Option<ReaderKey>,
     /// For every further stream. Entries are dropped only with the slice, and changed only through
     /// `&mut` of it; they are never cloned.
-    shells: Vec<Arc<Shell<T>>>,
+    shells: Vec<(ReaderKey, Arc<Shell<T>>)>,
     guests: Vec<Arc<Guest<T>>>,
     /// Counts what may have been writes.
     written: u64,
+    /// Counts the shells that went from one stream to another.
+    passed_on: usize,
 }
+
+/// Shells of one slice, at most: streams may come and go, and the slice stay. A launch that is built, and
+/// submitted only after as many further streams have read the slice, shares its event with one of them.
+const SHELLS_MAX: usize = 32;
 
 impl<T> Tracked<T> {
     /// # Safety
@@ -57,7 +63,7 @@ impl<T> Tracked<T> {
         // SAFETY: by this function's own condition.
         let main = unsafe { shell::shell(stream, address, len)? };
         let (shells, guests) = (Vec::new(), Vec::new());
-        let readers = Mutex::new(Readers { first: None, shells, guests, written: 0 });
+        let readers = Mutex::new(Readers { first: None, shells, guests, written: 0, passed_on: 0 });
         let was_managed = AtomicBool::new(false);
         Ok(Tracked { main, address, has_events, was_managed, readers, shared })
     }
@@ -128,17 +134,24 @@ impl<T> Tracked<T> {
         reader: ReaderKey,
     ) -> Result<&'a CudaSlice<T>, Error> {
         let join = self.shared.joins.of(self.main.context())?;
-        let known = readers.shells.iter().position(|shell| shell.reader == reader);
+        let known = readers.shells.iter().position(|(key, _)| *key == reader);
         let at = match known {
             Some(at) => at,
+            None if readers.shells.len() == SHELLS_MAX => {
+                let at = readers.passed_on % SHELLS_MAX;
+                readers.passed_on += 1;
+                readers.shells[at].0 = reader;
+                readers.shells[at].1.pass_on(&join)?;
+                at
+            }
             None => {
                 // SAFETY: the memory is that of `main`, which outlives the shell.
-                let shell = unsafe { Shell::new(&self.main, self.address, reader, &join)? };
-                readers.shells.push(Arc::new(shell));
+                let shell = unsafe { Shell::new(&self.main, self.address, &join)? };
+                readers.shells.push((reader, Arc::new(shell)));
                 readers.shells.len() - 1
             }
         };
-        let shell = Arc::as_ptr(&readers.shells[at]);
+        let shell = Arc::as_ptr(&readers.shells[at].1);
         // SAFETY: entries are dropped only with `self`, and changed only through `&mut self`.
         let shell: &'a Shell<T> = unsafe { &*shell };
         Ok(shell.lend(&self.main, readers.written, &join)?)
@@ -150,7 +163,7 @@ impl<T> Tracked<T> {
         let managed = self.is_managed();
         let readers = self.readers.get_mut();
         readers.written += 1;
-        let crowded = readers.shells.iter().any(|shell| shell.is_lent())
+        let crowded = readers.shells.iter().any(|(_, shell)| shell.is_lent())
             || readers.guests.iter().any(|guest| guest.is_owed());
         if crowded {
             let context = self.main.context().clone();
@@ -239,7 +252,15 @@ impl<T> Tracked<T> {
                 // whether the device has access.
                 let guest = unsafe { Guest::new(&self.main, self.address, stream)? };
                 readers.guests.push(Arc::new(guest));
-                readers.guests.len() - 1
+                // A stream that nobody else has goes, and its place with it.
+                let left = readers.guests.iter().position(|guest| guest.is_left());
+                if let Some(left) = left.map(|left| readers.guests.swap_remove(left))
+                    && let Some(new) = readers.guests.iter().find(|guest| guest.is(stream))
+                    && let Some(mut left) = Arc::into_inner(left)
+                {
+                    new.inherit(&mut left)?;
+                }
+                readers.guests.iter().position(|guest| guest.is(stream)).unwrap_or_default()
             }
         };
         let guest = Arc::as_ptr(&readers.guests[at]);
@@ -316,7 +337,7 @@ impl<T> Tracked<T> {
             waited = own.context().synchronize();
         }
         let readers = self.readers.get_mut();
-        readers.shells.iter_mut().filter_map(Arc::get_mut).for_each(Shell::end);
+        readers.shells_mut().for_each(Shell::end);
         readers.guests.iter_mut().filter_map(Arc::get_mut).for_each(Guest::end);
         shell::end(&mut self.main);
         waited
@@ -324,9 +345,13 @@ impl<T> Tracked<T> {
 }
 
 impl<T> Readers<T> {
+    fn shells_mut(&mut self) -> impl Iterator<Item = &mut Shell<T>> {
+        self.shells.iter_mut().filter_map(|(_, shell)| Arc::get_mut(shell))
+    }
+
     /// Later work of `stream` waits for all readers that have events of their own.
     fn wait_for_all(&mut self, stream: &CudaStream) -> Result<(), DriverError> {
-        for shell in self.shells.iter_mut().filter_map(Arc::get_mut) {
+        for shell in self.shells_mut() {
             shell.wait_for_reads(stream)?;
         }
         for guest in self.guests.iter_mut().filter_map(Arc::get_mut) {

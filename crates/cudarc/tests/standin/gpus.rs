@@ -157,6 +157,29 @@ in_children! {
         }
     }
 
+    fn streams_of_the_neighbour_that_come_and_go_are_destroyed_and_waited_for() {
+        let ([home, guest], _pool, mut x, standin) = scene(true);
+        let (mut copy, mut others) = (guest.theirs(), guest.theirs());
+        guest.stream.synchronize().unwrap();
+        standin.hold(&guest.stream);
+        let before = standin.calls(["cuStreamDestroy_v2"])[0];
+        for number in 0..10 {
+            let stream = guest.context.new_stream().unwrap();
+            if number == 1 {
+                stream.join(&guest.stream).unwrap();
+            }
+            let target = if number == 1 { &mut copy } else { &mut others };
+            let view = x.on(&stream).unwrap();
+            let mut launch = stream.launch_builder(&guest.kernels.copy);
+            go(launch.arg(target).arg(&view).arg(&N_ARG)).unwrap();
+        }
+        assert_eq!(standin.calls(["cuStreamDestroy_v2"])[0], before + 9);
+        fill(&home, &mut x, 2);
+        standin.release(&guest.stream);
+        home.stream.synchronize().unwrap();
+        assert_eq!(guest.bytes(&copy), [1; N]);
+    }
+
     fn a_forgotten_view_is_waited_for_on_the_host() {
         let ([home, guest], _pool, mut x, standin) = scene(true);
         let view = x.on(&guest.stream).unwrap();

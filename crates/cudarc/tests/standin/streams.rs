@@ -292,6 +292,34 @@ in_children! {
         assert_eq!(copies.map(|copy| scene.bytes(&copy)), [[1; N], [1; N]]);
     }
 
+    fn a_slice_that_ever_new_streams_read_keeps_few_events_and_loses_no_reader() {
+        for held in [0, 10, 70] {
+            let scene = scene(ORDERS[0]);
+            let mut x = scene.ours(1);
+            let mut copy = scene.theirs(0);
+            let mut others = scene.theirs(0);
+            scene.own.synchronize().unwrap();
+            let gate = &scene.readers[0];
+            scene.standin.hold(gate);
+            let before = scene.standin.calls(["cuEventCreate"])[0];
+            for number in 0..80 {
+                let reader = scene.context.new_stream().unwrap();
+                let target = if number == held { &mut copy } else { &mut others };
+                if number == held {
+                    reader.join(gate).unwrap();
+                }
+                let mut launch = reader.launch_builder(&scene.kernels.copy);
+                go(launch.arg(target).arg(&x).arg(&N_ARG)).unwrap();
+            }
+            // Two for each shell, and one that `join` makes.
+            assert_eq!(scene.standin.calls(["cuEventCreate"])[0] - before, 2 * 32 + 1);
+            overwrite!(scene, &mut x, 2);
+            scene.standin.release(gate);
+            scene.context.synchronize().unwrap();
+            assert_eq!(scene.bytes(&copy), [1; N], "{held}");
+        }
+    }
+
     fn work_of_streams_that_are_gone_is_waited_for() {
         let context = CudaContext::new(0).unwrap();
         let (own, kernels) = (context.default_stream(), Kernels::load(&context));
