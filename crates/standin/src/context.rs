@@ -16,6 +16,12 @@ thread_local! {
 /// Counting references and ending a context are one step.
 static PRIMARY: Mutex<()> = Mutex::new(());
 
+/// What lies directly below the top, taken off. A thread that is ending has no stack any more.
+fn pop_below() -> u64 {
+    let popped = BELOW.try_with(|stack| stack.borrow_mut().pop());
+    popped.ok().flatten().unwrap_or(0)
+}
+
 fn top() -> Result<u64, Refusal> {
     Ok(sim()?.context_current()?.map_or(0, |context| context.0))
 }
@@ -62,7 +68,7 @@ entries! {
     /// Replaces the top of the stack; null takes it off.
     fn cuCtxSetCurrent(context: u64) {
         match context {
-            0 => set_top(BELOW.with_borrow_mut(Vec::pop).unwrap_or(0)),
+            0 => set_top(pop_below()),
             _ => set_top(context),
         }
     }
@@ -70,9 +76,9 @@ entries! {
     fn cuCtxPushCurrent_v2(context: u64) {
         device_of(context)?;
         let below = top()?;
-        set_top(context)?;
-        BELOW.with_borrow_mut(|stack| stack.push(below));
-        Ok(())
+        let pushed = BELOW.try_with(|stack| stack.borrow_mut().push(below));
+        pushed.map_err(|error| Refusal::new(ResultCode::UNKNOWN, error))?;
+        set_top(context)
     }
 
     fn cuCtxPopCurrent_v2(context: *mut u64) {
@@ -80,7 +86,7 @@ entries! {
         if top == 0 {
             return Err(Refusal::new(ResultCode::INVALID_CONTEXT, "no context is current"));
         }
-        set_top(BELOW.with_borrow_mut(Vec::pop).unwrap_or(0))?;
+        set_top(pop_below())?;
         // Null is allowed here.
         match context.is_null() {
             true => Ok(()),

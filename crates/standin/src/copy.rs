@@ -6,7 +6,7 @@
 //! pointer is kept, whatever it points to.
 
 use vmm_sys::sim::Sim;
-use vmm_sys::{CaptureStatus, DeviceId, Driver, ResultCode, StreamHandle, Transfer};
+use vmm_sys::{CaptureMode, CaptureStatus, DeviceId, Driver, ResultCode, StreamHandle, Transfer};
 
 use crate::context::device_of;
 use crate::door::{Done, Refusal};
@@ -49,12 +49,16 @@ fn copy_async(transfer: &Transfer, stream: u64) -> Done {
         Transfer::DeviceToHost { dst, bytes, .. }
             if pageable(dst.expose_provenance() as u64, bytes) =>
         {
-            // SAFETY: the bytes are written before this call returns, or never, if waiting for them
-            // was refused because nothing lets the stream go; the handle is checked.
-            unsafe {
-                sim.copy_async(device, transfer, stream)?;
-                Ok(sim.stream_synchronize(device, stream)?)
-            }
+            // The driver's own wait, which harms no capture.
+            let mode = sim.exchange_capture_mode(CaptureMode::Relaxed)?;
+            // SAFETY: the bytes are written before this call returns, unless the wait was given up as
+            // nothing lets the stream go, which the program is told; the handle is checked.
+            let done = unsafe {
+                let copied = sim.copy_async(device, transfer, stream);
+                copied.and_then(|()| sim.stream_synchronize(device, stream))
+            };
+            sim.exchange_capture_mode(mode)?;
+            Ok(done?)
         }
         // SAFETY: page-locked memory of this machine stays until it is freed, which the caller does
         // after the stream has passed; other host memory is kept by who captures it.

@@ -1,10 +1,10 @@
-//! Launches, and attributes of functions.
+//! Launches.
 
 use std::ffi::c_void;
 
 use vmm_sys::{ResultCode, StreamHandle};
 
-use crate::door::{Done, Out, Refusal};
+use crate::door::{Done, Refusal};
 use crate::kernels::PARAMETERS_MAX;
 use crate::machine::{current, machine};
 
@@ -108,10 +108,5 @@ entries! {
             return Err(Refusal::new(ResultCode::NOT_SUPPORTED, why));
         }
         launch(function, [grid, block], stream, arguments, extra)
-    }
-
-    fn cuFuncGetModule(module: *mut u64, function: u64) {
-        let out = Out::new(module)?;
-        out.set(machine()?.modules.lock().function(function)?.module)
     }
 }

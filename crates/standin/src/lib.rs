@@ -12,7 +12,7 @@
 //! | `door` | what every entry point passes: panics, the log, the counts |
 //! | `machine`, `settings` | the one simulated machine, and the environment it is built from |
 //! | `device`, `context`, `memory`, `copy`, `stream`, `event`, `graph`, `vmm`, `pointer` | the calls |
-//! | `module`, `kernels`, `launch` | modules, and the kernels that are known by name |
+//! | `module`, `function`, `kernels`, `launch` | modules, and the kernels that are known by name |
 //! | `errors`, `procaddr` | names of codes, and looking up functions |
 //! | `control` | `vmm_standin_*`: what tests steer and read |
 //!
@@ -35,6 +35,7 @@ mod copy;
 mod device;
 mod errors;
 mod event;
+mod function;
 mod graph;
 mod kernels;
 mod launch;

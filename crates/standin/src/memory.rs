@@ -12,6 +12,8 @@ const RELEASE_THRESHOLD: u32 = 4;
 /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED`: page-locked
 /// memory is all of that here.
 const HOST_FLAGS: u32 = 1 | 2 | 4;
+/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`
+const REGISTER_FLAGS: u32 = 1 | 2;
 /// Handles of default pools are made from the ordinal.
 const POOL_BASE: u64 = 0x9001_0000_0000;
 const POOL_STEP: u64 = 0x100;
@@ -139,6 +141,21 @@ entries! {
         // SAFETY: the simulated device checks the address; that nothing uses the memory any more is
         // the caller's promise.
         Ok(unsafe { sim.host_free(device, address) }?)
+    }
+
+    fn cuMemHostRegister_v2(place: *mut c_void, bytes: u64, flags: u32) {
+        let (sim, device) = current()?;
+        if flags & !REGISTER_FLAGS != 0 {
+            return Err(Refusal::new(ResultCode::NOT_SUPPORTED, format_args!("flags {flags:#x}")));
+        }
+        let address = PinnedAddress(place.expose_provenance() as u64);
+        // SAFETY: the caller keeps the memory until it is registered no more.
+        Ok(unsafe { sim.host_register(device, address, bytes) }?)
+    }
+
+    fn cuMemHostUnregister(place: *mut c_void) {
+        let (sim, device) = current()?;
+        Ok(sim.host_unregister(device, PinnedAddress(place.expose_provenance() as u64))?)
     }
 
     /// With unified addressing the address is the same.

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use vmm_sys::{DeviceId, ResultCode};
 
 use crate::door::{Done, Out, Refusal};
+use crate::function::Attributes;
 use crate::kernels::{self, Kernel};
 use crate::machine::{current, machine};
 
@@ -34,6 +35,7 @@ pub(crate) struct Function {
     pub(crate) module: u64,
     pub(crate) device: DeviceId,
     pub(crate) kernel: Kernel,
+    pub(crate) attributes: Attributes,
     name: String,
 }
 
@@ -88,7 +90,8 @@ impl Modules {
             return Ok(*handle);
         }
         let handle = self.next_handle();
-        let function = Function { module, device, kernel, name: name.to_owned() };
+        let (attributes, name) = (Attributes::default(), name.to_owned());
+        let function = Function { module, device, kernel, attributes, name };
         self.functions.insert(handle, function);
         Ok(handle)
     }
@@ -96,6 +99,12 @@ impl Modules {
     /// What a function handle names.
     pub(crate) fn function(&self, handle: u64) -> Result<&Function, Refusal> {
         self.functions.get(&handle).ok_or_else(|| no_handle("function", handle))
+    }
+
+    /// What was set of a function, to change.
+    pub(crate) fn attributes_of(&mut self, handle: u64) -> Result<&mut Attributes, Refusal> {
+        let function = self.functions.get_mut(&handle);
+        function.map(|it| &mut it.attributes).ok_or_else(|| no_handle("function", handle))
     }
 
     /// The context of a device has ended, and its modules with it.

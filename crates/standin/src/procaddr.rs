@@ -13,6 +13,7 @@ use crate::device::*;
 use crate::door::{Done, Out, Refusal};
 use crate::errors::*;
 use crate::event::*;
+use crate::function::*;
 use crate::graph::*;
 use crate::launch::*;
 use crate::memory::*;
@@ -83,6 +84,8 @@ table! {
     3020 "cuMemAllocHost" cuMemAllocHost_v2;
     2000 "cuMemFreeHost" cuMemFreeHost;
     3020 "cuMemHostGetDevicePointer" cuMemHostGetDevicePointer_v2;
+    6050 "cuMemHostRegister" cuMemHostRegister_v2;
+    4000 "cuMemHostUnregister" cuMemHostUnregister;
     3020 "cuMemGetAddressRange" cuMemGetAddressRange_v2;
     4000 "cuMemcpy" cuMemcpy;
     4000 "cuMemcpyAsync" cuMemcpyAsync;
@@ -138,6 +141,9 @@ table! {
     2000 "cuModuleUnload" cuModuleUnload;
     2000 "cuModuleGetFunction" cuModuleGetFunction;
     11000 "cuFuncGetModule" cuFuncGetModule;
+    2020 "cuFuncGetAttribute" cuFuncGetAttribute;
+    9000 "cuFuncSetAttribute" cuFuncSetAttribute;
+    3000 "cuFuncSetCacheConfig" cuFuncSetCacheConfig;
     4000 "cuLaunchKernel" cuLaunchKernel;
     9000 "cuLaunchCooperativeKernel" cuLaunchCooperativeKernel;
     11060 "cuLaunchKernelEx" cuLaunchKernelEx;

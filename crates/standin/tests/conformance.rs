@@ -6,6 +6,8 @@
 //! itself with the stand-in on its library path. That process is the suite, and starts itself again
 //! for rows that break their context, and as the second process of the export rows.
 
+#![allow(clippy::unwrap_used, reason = "a failure ends the process, which is what is looked at")]
+
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;

@@ -40,14 +40,17 @@ pub struct LibraryDirectory {
 /// file system says.
 pub fn library_directory() -> Result<LibraryDirectory> {
     let library = library()?;
-    let number = MADE.fetch_add(1, Ordering::Relaxed);
-    let name = format!("vmm-standin-{}-{number}", std::process::id());
-    let directory = LibraryDirectory { path: std::env::temp_dir().join(name) };
-    // Fails if it is there already: nobody else's directory is used, and none of theirs removed.
-    if let Err(error) = std::fs::create_dir(&directory.path) {
-        std::mem::forget(directory);
-        return Err(error);
-    }
+    let directory = loop {
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("vmm-standin-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        match std::fs::create_dir(&path) {
+            Ok(()) => break LibraryDirectory { path },
+            // Left by a process of the same id that had no time to remove it.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    };
     for link in LINKS {
         symlink(&library, directory.path.join(link))?;
     }

@@ -173,9 +173,11 @@ impl State {
 
     /// Whether bytes lie in page-locked memory of this driver.
     pub(super) fn is_pinned(&self, address: u64, bytes: u64) -> bool {
-        let found = self.pinned.range(..=address).next_back();
-        found.is_some_and(|(start, length)| {
-            (address - start).checked_add(bytes).is_some_and(|end| end <= *length)
+        [&self.pinned, &self.registered].into_iter().any(|known| {
+            let found = known.range(..=address).next_back();
+            found.is_some_and(|(start, length)| {
+                (address - start).checked_add(bytes).is_some_and(|end| end <= *length)
+            })
         })
     }
 

@@ -49,7 +49,7 @@ pub struct LedgerSummary {
     pub captures: u64,
     /// Allocations of `cuMemAlloc` and `cuMemAllocAsync`.
     pub legacy_allocations: u64,
-    /// Allocations of page-locked host memory.
+    /// Allocations of page-locked host memory, and registrations.
     pub pinned_allocations: u64,
     /// Items of work not done.
     pub pending_work: u64,
@@ -81,7 +81,7 @@ impl State {
             events: self.timeline.events.len() as u64,
             graphs: (self.captures.graphs.len() + self.captures.execs.len()) as u64,
             captures: self.captures.active_count() as u64,
-            pinned_allocations: self.pinned.len() as u64,
+            pinned_allocations: (self.pinned.len() + self.registered.len()) as u64,
             holds: self.timeline.holds.len() as u64,
             host_used_bytes: self.host_used_bytes.iter().sum(),
             ..LedgerSummary::default()

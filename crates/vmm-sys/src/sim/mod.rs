@@ -43,6 +43,7 @@ mod machine;
 mod peers;
 mod physical;
 mod regions;
+mod registered;
 mod replay;
 mod share;
 mod state;

@@ -98,6 +98,8 @@ pub(super) struct State {
     pub(super) enabled_peers: BTreeSet<(DeviceId, DeviceId)>,
     /// Allocations of page-locked host memory: address to bytes.
     pub(super) pinned: BTreeMap<u64, u64>,
+    /// Host memory of the program's own that was registered as page-locked: address to bytes.
+    pub(super) registered: BTreeMap<u64, u64>,
 
     pub(super) timeline: Timeline,
     pub(super) captures: Captures,
@@ -131,6 +133,7 @@ impl State {
             peer_mappings: BTreeMap::new(),
             enabled_peers: BTreeSet::new(),
             pinned: BTreeMap::new(),
+            registered: BTreeMap::new(),
             timeline: Timeline::default(),
             captures: Captures::default(),
             faults: Faults::new(config.seed),

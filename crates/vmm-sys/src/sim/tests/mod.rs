@@ -5,6 +5,7 @@ mod faults;
 mod machine;
 mod memory;
 mod model;
+mod programs;
 mod sharing;
 mod streams;
 mod waiting;
