@@ -1,6 +1,7 @@
 //! [`Pool`]: the façade. [`PoolBuilder`] validates its settings once.
 
 mod builder;
+mod facts;
 mod recall;
 mod room;
 
