@@ -253,9 +253,9 @@ typedef struct vmm_elastic_options {
 /**
  * What is known of an elastic buffer.
  */
-typedef struct vmm_elastic_info {
+typedef struct vmm_elastic_state {
     /**
-     * sizeof(vmm_elastic_info), set before the call.
+     * sizeof(vmm_elastic_state), set before the call.
      */
     uint32_t struct_bytes;
     /**
@@ -302,7 +302,7 @@ typedef struct vmm_elastic_info {
      * 0.
      */
     uint32_t reserved;
-} vmm_elastic_info;
+} vmm_elastic_state;
 
 /**
  * What is known of a block.
@@ -498,7 +498,7 @@ int32_t vmm_elastic_revoke(struct vmm_elastic *elastic,
  *
  * out has as many writable bytes as its first field says.
  */
-int32_t vmm_elastic_info(struct vmm_elastic *elastic, struct vmm_elastic_info *out);
+int32_t vmm_elastic_info(struct vmm_elastic *elastic, struct vmm_elastic_state *out);
 
 /**
  * Says that work of stream, one of that device, is going to use the buffer. Call vmm_use_end once all

@@ -14,8 +14,8 @@ use crate::handle::{self, Kind, VmmElastic, VmmPool, VmmUse};
 use crate::lanes::{self, Key};
 use crate::pointers::{put, required, text};
 use crate::structs::{
-    Answer, VMM_ELASTIC_EXPORTABLE, VMM_ELASTIC_MOVABLE, VMM_ELASTIC_SINGLE_PIECE, VmmElasticInfo,
-    VmmElasticOptions, check_flags, read,
+    Answer, VMM_ELASTIC_EXPORTABLE, VMM_ELASTIC_MOVABLE, VMM_ELASTIC_SINGLE_PIECE,
+    VmmElasticOptions, VmmElasticState, check_flags, read,
 };
 use crate::{patience, pools};
 
@@ -233,7 +233,7 @@ pub extern "C" fn vmm_elastic_revoke(elastic: *mut VmmElastic, device: i32) -> i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_elastic_info(
     elastic: *mut VmmElastic,
-    out: *mut VmmElasticInfo,
+    out: *mut VmmElasticState,
 ) -> i32 {
     status(|| {
         // SAFETY: the caller's own condition.
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn vmm_elastic_info(
         let stats = buffer.stats();
         let on_devices = stats.by_place.iter().filter(|(place, _)| place.device().is_some());
         let device_bytes = on_devices.map(|(_, bytes)| bytes).sum();
-        answer.give(&VmmElasticInfo {
+        answer.give(&VmmElasticState {
             struct_bytes: 0,
             device: stats.device.0 as i32,
             address: buffer.address(),

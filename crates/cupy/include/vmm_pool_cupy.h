@@ -16,31 +16,31 @@
 extern "C" {
 #endif // __cplusplus
 
-/*
- Memory of a device, aligned to 512, that is ordered with nothing: usable on any stream at once. NULL for
- no bytes, and on failure: vmm_pool_last_error says why. `param` is ignored.
-
- May wait for all work of the device, if memory was freed that some of it may still use.
+/**
+ * Memory of a device, aligned to 512, that is ordered with nothing: usable on any stream at once. NULL for
+ * no bytes, and on failure: vmm_pool_last_error says why. `param` is ignored.
+ *
+ * May wait for all work of the device, if memory was freed that some of it may still use.
  */
 void *vmm_pool_cupy_malloc(void *param,
                            size_t size,
-                           int device_ordinal);
+                           int device);
 
-/*
- Gives memory back. Work enqueued before, on any stream of any device that was used with it, may still
- use it. NULL is ignored; what is no block is ignored too, and vmm_pool_last_error says so. `param` is
- ignored.
+/**
+ * Gives memory back. Work enqueued before, on any stream of any device that was used with it, may still
+ * use it. NULL is ignored; what is no block is ignored too, and vmm_pool_last_error says so. `param` is
+ * ignored.
  */
 void vmm_pool_cupy_free(void *param,
                         void *ptr,
-                        int device_ordinal);
+                        int device);
 
-/*
- Waits for all work of a device, and gives what was freed before to the pool: then vmm_pool_trim can
- give it back to the driver. Does nothing while a stream is being captured. Answers with a status of
- vmm_pool.h.
+/**
+ * Waits for all work of a device, and gives what was freed before to the pool: then vmm_pool_trim can
+ * give it back to the driver. Does nothing while a stream is being captured. Answers with a status of
+ * vmm_pool.h.
  */
-int vmm_pool_cupy_synchronize(int device_ordinal);
+int vmm_pool_cupy_synchronize(int device);
 
 #ifdef __cplusplus
 }  // extern "C"
