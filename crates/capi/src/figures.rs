@@ -143,11 +143,8 @@ pub fn report(pool: &Pool, device: DeviceId) -> Result<String, Failure> {
     }
     let peaks = (it.peak_live_bytes, it.peak_held_bytes);
     append(&mut lines, format_args!("\nat most: {} alive, {} held", peaks.0, peaks.1));
-    append(&mut lines, format_args!("\n{} blocks in {} streams' memory", it.buffers, it.lanes));
-    append(
-        &mut lines,
-        format_args!("; requests that failed for want of memory: {}", it.ladder.failed),
-    );
+    append(&mut lines, format_args!("\nblocks: {}; streams: {}", it.buffers, it.lanes));
+    append(&mut lines, format_args!("; requests without memory: {}", it.ladder.failed));
     Ok(lines)
 }
 

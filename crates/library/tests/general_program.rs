@@ -81,7 +81,7 @@ fn an_error_says_what_was_asked_what_is_held_and_what_may_help() {
     for words in [
         "device 0: the pool holds 41943040 bytes of a limit of 67108864; the driver says that",
         "\n  41943040 are asked for by blocks that are alive\n",
-        "1 blocks in 1 streams' memory; requests that failed for want of memory: 1\n",
+        "blocks: 1; streams: 1; requests without memory: 1\n",
     ] {
         assert!(report.contains(words), "{words}: {report}");
     }
