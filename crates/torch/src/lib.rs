@@ -3,7 +3,7 @@
 //!
 //! ```python
 //! alloc = torch.cuda.memory.CUDAPluggableAllocator(
-//!     "libvmm_pool_torch.so", "vmm_pool_torch_alloc", "vmm_pool_torch_free")
+//!     "libvmm_pool.so", "vmm_pool_torch_alloc", "vmm_pool_torch_free")
 //! torch.cuda.memory.change_current_allocator(alloc)
 //! ```
 //!
@@ -15,7 +15,7 @@
 //! `VMM_POOL_DRIVER`: `auto`, the default, and `cuda` are the GPU, `sim` is simulated devices.
 //!
 //! Nothing panics across the border: a failure is NULL or nothing done, and its words are kept for
-//! [`vmm_pool_torch_last_error`]. Bytes of zero are NULL, which C allows and PyTorch, which does
+//! vmm_pool_torch_last_error. Bytes of zero are NULL, which C allows and PyTorch, which does
 //! not ask for no bytes, never sees; freeing NULL does nothing. In a forked child nothing is given
 //! and nothing is taken back. When the process exits, nothing is torn down and nothing is said.
 //!
@@ -38,43 +38,24 @@
 //! ```
 //!
 //! Then what the stream asks for in between is the graph's, freed or not, until
-//! [`vmm_pool_torch_graph_destroyed`]. **Not told**, such memory is ordinary: what is freed is reused
+//! vmm_pool_torch_graph_destroyed. **Not told**, such memory is ordinary: what is freed is reused
 //! by whatever comes next, and a launch of the graph writes over that. Then keep every tensor of
 //! the capture as long as the graph, temporary ones too, or do not capture.
 //!
 //! The context that is current in the calling thread is left as it is: the driver puts it back
 //! after each of its own calls.
 
-mod failure;
+mod extras;
 mod graphs;
-mod lanes;
-mod recent;
 
 use std::ffi::{c_char, c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use vmm_pool::{Error, block_of, free_raw, free_raw_on, record_stream_raw};
-
-pub use failure::Failure;
-use lanes::Key;
-pub use lanes::{DriverChosen, pool, use_driver};
-
-/// Runs a function of the C side: what it answers, or `otherwise` if it has a bug.
-#[inline]
-fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        failure::keep(&Failure::Panicked);
-        otherwise
-    })
-}
-
-/// The answer, or `otherwise` with the failure kept.
-fn kept<T>(otherwise: T, answer: Result<T, Failure>) -> T {
-    answer.unwrap_or_else(|failure| {
-        failure::keep(&failure);
-        otherwise
-    })
-}
+pub use extras::*;
+use vmm_pool::{Error, free_raw_on};
+use vmm_pool_capi::border::{guarded, kept};
+use vmm_pool_capi::lanes::Key;
+pub use vmm_pool_capi::{DriverChosen, Failure, pool, use_driver};
+use vmm_pool_capi::{failure, lanes, recent};
 
 fn length(size: isize) -> Result<u64, Failure> {
     u64::try_from(size).map_err(|_| Failure::BadLength(size))
@@ -85,7 +66,7 @@ fn length(size: isize) -> Result<u64, Failure> {
 ///
 /// # Safety
 /// `stream` is 0 or 1 (the legacy stream), 2 (the calling thread's own), or a live stream of
-/// `device`'s primary context. Before it is destroyed, [`vmm_pool_torch_stream_destroyed`] is
+/// `device`'s primary context. Before it is destroyed, vmm_pool_torch_stream_destroyed is
 /// called for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_alloc(
@@ -107,7 +88,7 @@ pub unsafe extern "C" fn vmm_pool_torch_alloc(
 }
 
 /// # Safety
-/// As [`vmm_pool_torch_alloc`].
+/// As vmm_pool_torch_alloc.
 #[cold]
 unsafe fn alloc(size: isize, key: Key) -> Result<u64, Failure> {
     let bytes = length(size)?;
@@ -129,7 +110,7 @@ unsafe fn alloc(size: isize, key: Key) -> Result<u64, Failure> {
 /// another length; the failure says which.
 ///
 /// # Safety
-/// As [`vmm_pool_torch_alloc`] for `stream`; if it is the stream of the allocation, it may be gone.
+/// As vmm_pool_torch_alloc for `stream`; if it is the stream of the allocation, it may be gone.
 /// The block is not used by work that is enqueued later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_free(
@@ -148,21 +129,13 @@ pub unsafe extern "C" fn vmm_pool_torch_free(
     });
 }
 
-/// What is not the block of the stream: on another stream than that of the allocation, whose work
-/// is waited for too, or no block.
-///
 /// # Safety
-/// As [`vmm_pool_torch_free`].
+/// As vmm_pool_torch_free.
 #[cold]
 unsafe fn free_otherwise(address: u64, size: isize, key: Key, error: Error) -> Result<(), Failure> {
     let bytes = length(size)?;
-    if !matches!(error, Error::OtherStream { .. }) {
-        return Err(error.into());
-    }
-    // SAFETY: not the stream of the allocation, so it is live: the caller vouches for it.
-    let lane = unsafe { lanes::lane(key)? };
-    record_stream_raw(address, lane.stream())?;
-    Ok(free_raw(address, bytes)?)
+    // SAFETY: the caller's own condition.
+    unsafe { vmm_pool_capi::free_otherwise(address, bytes, key.handle(), error) }
 }
 
 /// Says that work on `stream` uses the block that starts at `pointer`: once freed, it is not reused
@@ -172,25 +145,19 @@ unsafe fn free_otherwise(address: u64, size: isize, key: Key, error: Error) -> R
 /// gate, and the block is not reused at all.
 ///
 /// # Safety
-/// As [`vmm_pool_torch_alloc`] for `stream`.
+/// As vmm_pool_torch_alloc for `stream`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_record_stream(pointer: *mut c_void, stream: *mut c_void) {
-    let address = pointer.addr() as u64;
-    let record = || {
-        let device = block_of(address)?.device;
-        let device = c_int::try_from(device.0).map_err(|_| Failure::BadDevice(c_int::MAX))?;
-        // SAFETY: the caller vouches for the stream.
-        let lane = unsafe { lanes::lane(Key::new(device, stream.addr()))? };
-        Ok(record_stream_raw(address, lane.stream())?)
-    };
-    guarded((), || kept((), record()));
+    let (address, stream) = (pointer.addr() as u64, Key::new(0, stream.addr()).handle());
+    // SAFETY: the caller vouches for the stream.
+    guarded((), || kept((), unsafe { vmm_pool_capi::record(address, stream) }));
 }
 
 /// Gives everything idle back to the driver, of all devices used so far. Waits for the work that
 /// may still use it.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmm_pool_torch_empty_cache() {
-    guarded((), || kept((), lanes::empty()));
+    guarded((), || kept((), vmm_pool_capi::empty()));
 }
 
 /// Says that `stream` is about to be destroyed: its memory goes back with its last block. While it is
@@ -200,9 +167,8 @@ pub extern "C" fn vmm_pool_torch_empty_cache() {
 /// The stream is live, and no other function is called for it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_stream_destroyed(device: c_int, stream: *mut c_void) {
-    let key = Key::new(device, stream.addr());
     // SAFETY: live by this function's own condition.
-    guarded((), || kept((), unsafe { lanes::close(key) }));
+    guarded((), || kept((), unsafe { lanes::close(device, stream.addr()) }));
 }
 
 /// Opens a stream capture: memory that is asked for on `stream` from now on is kept for the graph
@@ -213,7 +179,7 @@ pub unsafe extern "C" fn vmm_pool_torch_stream_destroyed(device: c_int, stream: 
 /// failure.
 ///
 /// # Safety
-/// As [`vmm_pool_torch_alloc`].
+/// As vmm_pool_torch_alloc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_capture_begin(
     device: c_int,
@@ -229,7 +195,7 @@ pub unsafe extern "C" fn vmm_pool_torch_capture_begin(
 /// failure.
 ///
 /// # Safety
-/// As [`vmm_pool_torch_alloc`].
+/// As vmm_pool_torch_alloc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_capture_join(
     graph: u64,
@@ -252,7 +218,7 @@ pub extern "C" fn vmm_pool_torch_capture_end(graph: u64) -> c_int {
 /// failure.
 ///
 /// # Safety
-/// As [`vmm_pool_torch_alloc`]; the stream lives as long as the graph.
+/// As vmm_pool_torch_alloc; the stream lives as long as the graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_graph_launched_on(
     graph: u64,
@@ -281,33 +247,4 @@ fn done(work: impl FnOnce() -> Result<(), Failure>) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn vmm_pool_torch_last_error() -> *const c_char {
     failure::last()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::ffi::CStr;
-
-    use super::*;
-
-    #[test]
-    fn a_panic_does_not_cross_the_border() {
-        let answer = guarded(7, || if last_words().is_none() { panic!("meant to be") } else { 8 });
-        assert_eq!(answer, 7);
-        assert!(last_words().unwrap().contains("panicked"));
-    }
-
-    #[test]
-    fn words_are_kept_for_each_thread() {
-        assert_eq!(kept(1, Err(Failure::BadLength(-3))), 1);
-        assert_eq!(last_words().unwrap(), "a length of -3 bytes: expected 0 or more");
-        assert_eq!(std::thread::spawn(last_words).join().unwrap(), None);
-        assert_eq!(kept(1, Ok(2)), 2);
-        assert!(last_words().is_some(), "success forgets nothing");
-    }
-
-    fn last_words() -> Option<String> {
-        let words = vmm_pool_torch_last_error();
-        // SAFETY: a C string that stays until this thread's next failure.
-        (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_str().unwrap().to_owned())
-    }
 }
