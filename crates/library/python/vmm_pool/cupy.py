@@ -1,0 +1,129 @@
+"""The pool under CuPy.
+
+    import vmm_pool.cupy
+    vmm_pool.cupy.install()
+
+Arrays then lie in the pool's memory of the stream that is current when they are made, and go back behind that
+stream. An array that another stream uses is said so by `record_stream`, or waited for before it is dropped, as
+with CuPy's own pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import vmm_pool
+
+__all__ = ["NoCuPy", "allocate", "c_allocator", "install", "record_stream"]
+
+
+class NoCuPy(vmm_pool.Error, ImportError):
+    """CuPy is not installed."""
+
+
+def _cupy():
+    try:
+        import cupy
+    except ImportError as error:
+        raise NoCuPy(f"CuPy could not be imported: {error}; expected `pip install cupy-cuda13x`") from error
+    return cupy
+
+
+class _Owner:
+    """Gives a block back when the last array in it is gone. Lets no exception out: there is nobody to catch it."""
+
+    __slots__ = ("_free", "address", "bytes", "device", "stream")
+
+    def __init__(self, free, address, size, device, stream):
+        self._free = free
+        self.address, self.bytes, self.device, self.stream = address, size, device, stream
+
+    def __del__(self):
+        self._free(self.address, self.bytes, self.device, self.stream)
+
+
+def _words() -> str:
+    words = vmm_pool.library().vmm_pool_last_error()
+    return words.decode(errors="replace") if words else "no reason was given"
+
+
+def allocate(size: int):
+    """An allocator for ``cupy.cuda.set_allocator``: ``size`` bytes on the current device, for its current stream.
+
+    Raises ``cupy.cuda.memory.OutOfMemoryError`` with the pool's report if memory is short, else `vmm_pool.Error`.
+    """
+    cupy = _cupy()
+    device = cupy.cuda.runtime.getDevice()
+    if size == 0:
+        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, device), 0)
+    library = vmm_pool.library()
+    stream = cupy.cuda.get_current_stream().ptr
+    address = library.vmm_pool_torch_alloc(size, device, stream)
+    if not address:
+        if library.vmm_pool_last_status() == vmm_pool.Status.OUT_OF_MEMORY:
+            raise _out_of_memory(cupy, size, _words())
+        vmm_pool.check(library.vmm_pool_last_status())
+    owner = _Owner(library.vmm_pool_torch_free, address, size, device, stream)
+    return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, owner, device), 0)
+
+
+def _out_of_memory(cupy, size: int, words: str):
+    kind = cupy.cuda.memory.OutOfMemoryError
+
+    class PoolOutOfMemory(kind):
+        """CuPy's own error, whose constructor takes numbers only, with the pool's words."""
+
+        def __str__(self):
+            return f"Out of memory allocating {size:,} bytes. vmm-pool: {words}"
+
+    error = PoolOutOfMemory(size, 0)
+    error.report = words
+    return error
+
+
+def install() -> None:
+    """Has all of CuPy's arrays lie in the pool, from now on and in every thread.
+
+    Raises `NoCuPy`, `vmm_pool.LibraryNotFound`.
+    """
+    cupy = _cupy()
+    vmm_pool.library()
+    cupy.cuda.set_allocator(allocate)
+
+
+def record_stream(array, stream=None) -> None:
+    """Says that ``stream``, or the current one, uses an array made on another: once dropped, its memory is not
+    reused before the work enqueued there until then is done.
+
+    Raises `vmm_pool.Invalid` if the array does not lie in the pool.
+    """
+    cupy = _cupy()
+    owner = getattr(array.data.mem, "_owner", None)
+    if not isinstance(owner, _Owner):
+        raise vmm_pool.Invalid("the array does not lie in the pool: expected one made after vmm_pool.cupy.install()")
+    chosen = stream if stream is not None else cupy.cuda.get_current_stream()
+    vmm_pool.check(vmm_pool.library().vmm_pool_record_stream(owner.address, chosen.ptr))
+
+
+def c_allocator():
+    """An allocator for ``cupy.cuda.set_allocator`` that calls C functions, without Python in between.
+
+    CuPy tells C functions of no stream. So a block may be used on any stream when it is freed, and all of the
+    device is waited for before it is reused: right, and slow for programs that free much. A NULL is no error to
+    CuPy's C allocators either, so when memory is short the first use fails. `install` has neither fault.
+
+    Raises `NoCuPy`, `vmm_pool.LibraryNotFound`.
+    """
+    cupy = _cupy()
+    library = vmm_pool.library()
+    malloc = ctypes.cast(library.vmm_pool_cupy_malloc, ctypes.c_void_p).value
+    free = ctypes.cast(library.vmm_pool_cupy_free, ctypes.c_void_p).value
+    made = cupy.cuda.memory.CFunctionAllocator(0, malloc, free, library)
+
+    def allocate_checked(size):
+        pointer = made.malloc(size)
+        if size and not pointer.ptr:
+            raise _out_of_memory(cupy, size, _words())
+        return pointer
+
+    return allocate_checked

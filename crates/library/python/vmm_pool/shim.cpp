@@ -1,0 +1,371 @@
+// The part of the pool that PyTorch can only be given in C++: exceptions, and the hooks of CUDA graphs.
+//
+// A C function has no way to say why there is no memory: PyTorch takes a NULL as an address. So here a
+// failure is thrown as PyTorch's own. And PyTorch names the streams of a capture by a std::function.
+//
+// Compiled on the user's machine by torch.py, against the headers of the PyTorch at hand; links to nothing
+// of the pool, whose functions are handed over by `vmm_pool_shim_bind`.
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
+
+struct CUstream_st;
+
+namespace {
+
+using Stream = CUstream_st*;
+using Filter = std::function<bool(Stream)>;
+using PoolId = c10::MempoolId_t;
+static_assert(
+    std::is_same_v<PoolId, std::pair<unsigned long long, unsigned long long>>,
+    "this PyTorch passes other numbers for its memory pools");
+
+// The functions of the library, as torch.py fills them in.
+struct Functions {
+  uint64_t struct_bytes;
+  void* (*alloc)(ptrdiff_t, int, void*);
+  void (*free)(void*, ptrdiff_t, int, void*);
+  uint64_t (*capture_begin)(int, void*, uint64_t);
+  int (*capture_join)(uint64_t, int, void*);
+  int (*capture_end)(uint64_t);
+  int (*graph_destroyed)(uint64_t);
+  int (*memory_fraction)(double, int);
+  const char* (*last_error)();
+  int32_t (*last_status)();
+  int64_t out_of_memory;
+};
+
+Functions pool{};
+
+// The driver's functions, from the library that PyTorch has loaded.
+struct Driver {
+  int (*is_capturing)(Stream, int*) = nullptr;
+  int (*device_get)(int*, int) = nullptr;
+  int (*primary_retain)(void**, int) = nullptr;
+  int (*primary_release)(int) = nullptr;
+  int (*push)(void*) = nullptr;
+  int (*pop)(void**) = nullptr;
+  int (*synchronize)() = nullptr;
+
+  Driver() {
+    void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (library == nullptr) {
+      return;
+    }
+    find(library, "cuStreamIsCapturing", is_capturing);
+    find(library, "cuDeviceGet", device_get);
+    find(library, "cuDevicePrimaryCtxRetain", primary_retain);
+    find(library, "cuDevicePrimaryCtxRelease_v2", primary_release);
+    find(library, "cuCtxPushCurrent_v2", push);
+    find(library, "cuCtxPopCurrent_v2", pop);
+    find(library, "cuCtxSynchronize", synchronize);
+  }
+
+  template <typename Function>
+  static void find(void* library, const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+  }
+
+  // The legacy stream cannot be asked while another is captured; it is not captured then.
+  bool captures(Stream stream) const {
+    int status = 0;
+    return is_capturing != nullptr && is_capturing(stream, &status) == 0 && status == 1;
+  }
+
+  // Waits for all work of a device. False if that cannot be had now.
+  bool wait_for(int ordinal) const {
+    int device = 0;
+    void* context = nullptr;
+    if (synchronize == nullptr || device_get == nullptr || primary_retain == nullptr ||
+        primary_release == nullptr || push == nullptr || pop == nullptr ||
+        device_get(&device, ordinal) != 0 || primary_retain(&context, device) != 0) {
+      return false;
+    }
+    bool done = false;
+    if (push(context) == 0) {
+      done = synchronize() == 0;
+      pop(&context);
+    }
+    primary_release(device);
+    return done;
+  }
+};
+
+const Driver& driver() {
+  static const Driver* found = new Driver;
+  return *found;
+}
+
+// Between PyTorch's begin and end for a pool of its own. `number` is the pool's capture, opened by the
+// first request in it: a begin is told of no stream, and of no capture if there is none.
+struct Open {
+  int device;
+  PoolId id;
+  Filter filter;
+  std::thread::id thread;
+  uint64_t number = 0;
+  std::vector<Stream> streams = {};
+};
+
+// A capture that is over, though PyTorch did not say so.
+struct Lost {
+  int device;
+  PoolId id;
+  std::thread::id thread;
+  uint64_t number;
+};
+
+// The captures that share a pool of PyTorch's, and how many of its releases are to come.
+struct Kept {
+  int device;
+  PoolId id;
+  int uses = 0;
+  std::vector<uint64_t> numbers = {};
+};
+
+// Captures that are released, and may still run.
+struct Dying {
+  int device;
+  uint64_t number;
+};
+
+struct State {
+  std::mutex mutex;
+  std::vector<Open> open;
+  std::vector<Lost> lost;
+  std::vector<Kept> kept;
+  std::vector<Dying> dying;
+};
+
+// Never torn down: tensors are freed while the process exits.
+State& state() {
+  static State* made = new State;
+  return *made;
+}
+
+// How many are open: what every request looks at.
+std::atomic<size_t> open_count{0};
+
+[[noreturn]] void fail(const char* doing, size_t bytes, int device) {
+  const char* said = pool.last_error();
+  const char* words = said != nullptr ? said : "no reason was given";
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, pool.last_status() != pool.out_of_memory,
+      "CUDA out of memory. Tried to allocate ", bytes, " bytes on GPU ", device, ". vmm-pool: ", words);
+  TORCH_CHECK(false, "vmm-pool: ", doing, " on GPU ", device, ": ", words);
+}
+
+template <typename Entry>
+auto is_of(int device, const PoolId& id) {
+  return [device, id](const Entry& entry) { return entry.device == device && entry.id == id; };
+}
+
+Kept& kept_of(State& all, int device, const PoolId& id) {
+  auto known = std::find_if(all.kept.begin(), all.kept.end(), is_of<Kept>(device, id));
+  if (known != all.kept.end()) {
+    return *known;
+  }
+  all.kept.push_back(Kept{device, id});
+  return all.kept.back();
+}
+
+void forget_if_empty(State& all, int device, const PoolId& id) {
+  auto known = std::find_if(all.kept.begin(), all.kept.end(), is_of<Kept>(device, id));
+  if (known != all.kept.end() && known->uses <= 0 && known->numbers.empty()) {
+    all.kept.erase(known);
+  }
+}
+
+// Gives up the memory of released graphs, behind their launches. PyTorch launches them in any stream and
+// tells nobody, so all of the device is waited for: which must not be while anything is captured.
+void reap(State& all) {
+  if (all.dying.empty() || !all.open.empty()) {
+    return;
+  }
+  auto gone = [](const Dying& it) {
+    return driver().wait_for(it.device) && pool.graph_destroyed(it.number) == 0;
+  };
+  all.dying.erase(std::remove_if(all.dying.begin(), all.dying.end(), gone), all.dying.end());
+}
+
+// A capture that fails has no end in PyTorch: its streams ask for ordinary memory again. What it has stays
+// until its own thread begins another capture, for this one may be about to be told of after all.
+void sweep(State& all) {
+  auto over = [&all](const Open& it) {
+    if (it.number == 0 || driver().captures(it.streams.front())) {
+      return false;
+    }
+    pool.capture_end(it.number);
+    all.lost.push_back(Lost{it.device, it.id, it.thread, it.number});
+    return true;
+  };
+  all.open.erase(std::remove_if(all.open.begin(), all.open.end(), over), all.open.end());
+  open_count.store(all.open.size(), std::memory_order_relaxed);
+}
+
+// Gives up what this thread's failed captures have. There is no graph that could use it.
+void bury(State& all) {
+  auto failed = [&all](const Lost& it) {
+    if (it.thread != std::this_thread::get_id()) {
+      return false;
+    }
+    auto& numbers = kept_of(all, it.device, it.id).numbers;
+    numbers.erase(std::remove(numbers.begin(), numbers.end(), it.number), numbers.end());
+    pool.graph_destroyed(it.number);
+    forget_if_empty(all, it.device, it.id);
+    return true;
+  };
+  all.lost.erase(std::remove_if(all.lost.begin(), all.lost.end(), failed), all.lost.end());
+}
+
+// Lets a stream take part in the capture that it belongs to. A thread's memory pool without a capture
+// (torch.cuda.use_mem_pool) needs nothing: its memory is as ordinary as all.
+void take_part(int device, Stream stream) {
+  State& all = state();
+  std::lock_guard<std::mutex> guard(all.mutex);
+  if (!driver().captures(stream)) {
+    sweep(all);
+    return;
+  }
+  for (auto it = all.open.rbegin(); it != all.open.rend(); ++it) {
+    if (it->device != device) {
+      continue;
+    }
+    if (std::find(it->streams.begin(), it->streams.end(), stream) != it->streams.end()) {
+      return;
+    }
+    if (!it->filter(stream)) {
+      continue;
+    }
+    if (it->number != 0) {
+      if (pool.capture_join(it->number, device, stream) != 0) {
+        fail("a stream could not join a graph capture", 0, device);
+      }
+    } else {
+      auto& numbers = kept_of(all, device, it->id).numbers;
+      uint64_t number = pool.capture_begin(device, stream, numbers.empty() ? 0 : numbers.back());
+      if (number == 0) {
+        forget_if_empty(all, device, it->id);
+        fail("a graph capture could not be opened", 0, device);
+      }
+      it->number = number;
+      numbers.push_back(number);
+    }
+    it->streams.push_back(stream);
+    return;
+  }
+}
+
+} // namespace
+
+extern "C" {
+
+// 0, or -1 if the caller was made for another shim.
+int vmm_pool_shim_bind(const Functions* functions) {
+  if (functions == nullptr || functions->struct_bytes != sizeof(Functions)) {
+    return -1;
+  }
+  pool = *functions;
+  return 0;
+}
+
+void* vmm_pool_shim_alloc(size_t bytes, int device, Stream stream) {
+  if (bytes == 0) {
+    return nullptr;
+  }
+  if (C10_UNLIKELY(open_count.load(std::memory_order_relaxed) != 0)) {
+    take_part(device, stream);
+  }
+  void* block = pool.alloc(static_cast<ptrdiff_t>(bytes), device, stream);
+  if (C10_UNLIKELY(block == nullptr)) {
+    fail("no memory could be had", bytes, device);
+  }
+  return block;
+}
+
+void vmm_pool_shim_free(void* block, size_t bytes, int device, Stream stream) {
+  pool.free(block, static_cast<ptrdiff_t>(bytes), device, stream);
+}
+
+void vmm_pool_shim_memory_fraction(double fraction, int device) {
+  if (pool.memory_fraction(fraction, device) != 0) {
+    fail("the fraction of memory was not set", 0, device);
+  }
+}
+
+void vmm_pool_shim_begin(int device, PoolId id, Filter filter) {
+  State& all = state();
+  std::lock_guard<std::mutex> guard(all.mutex);
+  sweep(all);
+  bury(all);
+  all.open.push_back(Open{device, id, std::move(filter), std::this_thread::get_id()});
+  open_count.store(all.open.size(), std::memory_order_relaxed);
+}
+
+void vmm_pool_shim_end(int device, PoolId id) {
+  State& all = state();
+  std::lock_guard<std::mutex> guard(all.mutex);
+  auto found = std::find_if(all.open.rbegin(), all.open.rend(), is_of<Open>(device, id));
+  if (found != all.open.rend()) {
+    if (found->number != 0) {
+      pool.capture_end(found->number);
+    }
+    all.open.erase(std::next(found).base());
+    open_count.store(all.open.size(), std::memory_order_relaxed);
+  } else {
+    auto lost = std::find_if(all.lost.begin(), all.lost.end(), is_of<Lost>(device, id));
+    if (lost == all.lost.end()) {
+      return;
+    }
+    all.lost.erase(lost);
+  }
+  // PyTorch releases a pool once for each end.
+  kept_of(all, device, id).uses += 1;
+  reap(all);
+}
+
+void vmm_pool_shim_release(int device, PoolId id) {
+  State& all = state();
+  std::lock_guard<std::mutex> guard(all.mutex);
+  auto known = std::find_if(all.kept.begin(), all.kept.end(), is_of<Kept>(device, id));
+  if (known == all.kept.end() || --known->uses > 0) {
+    return;
+  }
+  auto is_lost = [&all](uint64_t number) {
+    return std::any_of(all.lost.begin(), all.lost.end(), [number](const Lost& it) {
+      return it.number == number;
+    });
+  };
+  auto is_open = [&all](uint64_t number) {
+    return std::any_of(all.open.begin(), all.open.end(), [number](const Open& it) {
+      return it.number == number;
+    });
+  };
+  std::vector<uint64_t> stay;
+  for (uint64_t number : known->numbers) {
+    if (is_lost(number) || is_open(number)) {
+      stay.push_back(number);
+    } else {
+      all.dying.push_back(Dying{device, number});
+    }
+  }
+  known->uses = 0;
+  known->numbers = std::move(stay);
+  forget_if_empty(all, device, id);
+  reap(all);
+}
+
+} // extern "C"
