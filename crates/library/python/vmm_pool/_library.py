@@ -93,22 +93,6 @@ _KINDS = {
 }
 
 
-class Options(ctypes.Structure):
-    """`vmm_pool_options`."""
-
-
-class BlockInfo(ctypes.Structure):
-    """`vmm_pool_block_info`."""
-
-
-class ElasticOptions(ctypes.Structure):
-    """`vmm_elastic_options`."""
-
-
-class ElasticInfo(ctypes.Structure):
-    """`vmm_elastic_info`."""
-
-
 _LOCK = threading.Lock()
 _loaded: tuple[pathlib.Path, ctypes.CDLL] | None = None
 

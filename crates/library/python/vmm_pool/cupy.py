@@ -108,9 +108,9 @@ def record_stream(array, stream=None) -> None:
 def c_allocator():
     """An allocator for ``cupy.cuda.set_allocator`` that calls C functions, without Python in between.
 
-    CuPy tells C functions of no stream. So a block may be used on any stream when it is freed, and all of the
-    device is waited for before it is reused: right, and slow for programs that free much. A NULL is no error to
-    CuPy's C allocators either, so when memory is short the first use fails. `install` has neither fault.
+    CuPy tells C functions of no stream. So a block may be used on any stream when it is freed, and it is reused
+    only after all that was enqueued on the device before: right, and slow for programs that free much. `install`
+    knows the stream.
 
     Raises `NoCuPy`, `vmm_pool.LibraryNotFound`.
     """

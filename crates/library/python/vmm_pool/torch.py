@@ -224,6 +224,11 @@ def _without_shim(torch):
 # What is for users.
 
 
+def _index(torch, device) -> int:
+    index = device if device is None or isinstance(device, int) else torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
 def allocator(*, shim: bool = True):
     """The pool as a ``torch.cuda.memory.CUDAPluggableAllocator``, the same each time.
 
@@ -298,7 +303,7 @@ def mem_pool(device=None, *, shim: bool = True):
     if not hasattr(torch.cuda, "MemPool"):
         raise vmm_pool.NotSupported(f"PyTorch {torch.__version__} has no torch.cuda.MemPool: expected 2.5 or newer")
     made = allocator(shim=shim)
-    with torch.cuda.device(device):
+    with torch.cuda.device(_index(torch, device)):
         return torch.cuda.MemPool(made.allocator())
 
 
@@ -309,7 +314,7 @@ def use(device=None, *, shim: bool = True):
     Raises what `mem_pool` raises.
     """
     torch = _torch()
-    index = torch.cuda._utils._get_device_index(device, optional=True)
+    index = _index(torch, device)
     with _LOCK:
         known = _MEM_POOLS.get(index)
     if known is None:
