@@ -32,7 +32,8 @@ fi
 # No line tables: this builds faster, and the code is the same.
 export CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=none
 cargo build --quiet --release -p vmm-pool-benches --bin counted
-cargo build --quiet --release -p vmm-pool-torch --lib --example pairs
+cargo build --quiet --release -p vmm-pool-library --lib
+cargo build --quiet --release -p vmm-pool-torch --example pairs
 mkdir -p "$work"
 
 # Runs a program under callgrind; its output is $work/NAME.log, the profile $work/NAME.
@@ -63,7 +64,7 @@ measure() {
         while read -r function operations; do
             echo "${function#countme_} $(inclusive counted "$function") $operations"
         done
-    local pairs=2000 library="$target/release/libvmm_pool_torch.so" case kind bytes
+    local pairs=2000 library="$target/release/libvmm_pool.so" case kind bytes
     for case in hot_small:hot:65536 replace_small:replace:65536 hot_large:hot:4194304; do
         IFS=: read -r case kind bytes <<<"$case"
         VMM_POOL_DRIVER=sim VMM_POOL_BACKGROUND=0 \

@@ -1,4 +1,4 @@
-/* The pool behind a C ABI: libvmm_pool_torch.so.
+/* The pool behind a C ABI: libvmm_pool.so.
  *
  * The first two functions are what torch.cuda.memory.CUDAPluggableAllocator takes. All can be
  * called from any thread, throw nothing, and leave the calling thread's current CUDA context as it

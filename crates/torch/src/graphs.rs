@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use vmm_pool::{CaptureScope, GraphMemory};
-use vmm_sys::process;
-
-use crate::failure::Failure;
-use crate::lanes::{self, Key};
+use vmm_pool_capi::Failure;
+use vmm_pool_capi::border::not_forked;
+use vmm_pool_capi::lanes::{self, Key};
 
 /// What the numbers stand for.
 struct Graphs {
@@ -25,10 +24,7 @@ static GRAPHS: Mutex<Graphs> = Mutex::new(Graphs { last: 0, known: BTreeMap::new
 
 /// Finds a graph, and does `work` with it.
 fn with<T>(number: u64, work: impl FnOnce(&mut Graph) -> T) -> Result<T, Failure> {
-    if process::is_forked_child() {
-        // Before any lock: another thread may have held it when the process forked.
-        return Err(vmm_pool::Error::DriverGone.into());
-    }
+    not_forked()?;
     let mut graphs = GRAPHS.lock();
     graphs.known.get_mut(&number).map(work).ok_or(Failure::UnknownGraph(number))
 }

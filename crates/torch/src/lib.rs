@@ -3,7 +3,7 @@
 //!
 //! ```python
 //! alloc = torch.cuda.memory.CUDAPluggableAllocator(
-//!     "libvmm_pool_torch.so", "vmm_pool_torch_alloc", "vmm_pool_torch_free")
+//!     "libvmm_pool.so", "vmm_pool_torch_alloc", "vmm_pool_torch_free")
 //! torch.cuda.memory.change_current_allocator(alloc)
 //! ```
 //!
@@ -45,36 +45,15 @@
 //! The context that is current in the calling thread is left as it is: the driver puts it back
 //! after each of its own calls.
 
-mod failure;
 mod graphs;
-mod lanes;
-mod recent;
 
 use std::ffi::{c_char, c_int, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use vmm_pool::{Error, block_of, free_raw, free_raw_on, record_stream_raw};
-
-pub use failure::Failure;
-use lanes::Key;
-pub use lanes::{DriverChosen, pool, use_driver};
-
-/// Runs a function of the C side: what it answers, or `otherwise` if it has a bug.
-#[inline]
-fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        failure::keep(&Failure::Panicked);
-        otherwise
-    })
-}
-
-/// The answer, or `otherwise` with the failure kept.
-fn kept<T>(otherwise: T, answer: Result<T, Failure>) -> T {
-    answer.unwrap_or_else(|failure| {
-        failure::keep(&failure);
-        otherwise
-    })
-}
+use vmm_pool_capi::border::{guarded, kept};
+use vmm_pool_capi::lanes::Key;
+pub use vmm_pool_capi::{DriverChosen, Failure, pool, use_driver};
+use vmm_pool_capi::{failure, lanes, recent};
 
 fn length(size: isize) -> Result<u64, Failure> {
     u64::try_from(size).map_err(|_| Failure::BadLength(size))
@@ -190,7 +169,7 @@ pub unsafe extern "C" fn vmm_pool_torch_record_stream(pointer: *mut c_void, stre
 /// may still use it.
 #[unsafe(no_mangle)]
 pub extern "C" fn vmm_pool_torch_empty_cache() {
-    guarded((), || kept((), lanes::empty()));
+    guarded((), || kept((), vmm_pool_capi::empty()));
 }
 
 /// Says that `stream` is about to be destroyed: its memory goes back with its last block. While it is
@@ -200,9 +179,8 @@ pub extern "C" fn vmm_pool_torch_empty_cache() {
 /// The stream is live, and no other function is called for it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_stream_destroyed(device: c_int, stream: *mut c_void) {
-    let key = Key::new(device, stream.addr());
     // SAFETY: live by this function's own condition.
-    guarded((), || kept((), unsafe { lanes::close(key) }));
+    guarded((), || kept((), unsafe { lanes::close(device, stream.addr()) }));
 }
 
 /// Opens a stream capture: memory that is asked for on `stream` from now on is kept for the graph
@@ -281,33 +259,4 @@ fn done(work: impl FnOnce() -> Result<(), Failure>) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn vmm_pool_torch_last_error() -> *const c_char {
     failure::last()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::ffi::CStr;
-
-    use super::*;
-
-    #[test]
-    fn a_panic_does_not_cross_the_border() {
-        let answer = guarded(7, || if last_words().is_none() { panic!("meant to be") } else { 8 });
-        assert_eq!(answer, 7);
-        assert!(last_words().unwrap().contains("panicked"));
-    }
-
-    #[test]
-    fn words_are_kept_for_each_thread() {
-        assert_eq!(kept(1, Err(Failure::BadLength(-3))), 1);
-        assert_eq!(last_words().unwrap(), "a length of -3 bytes: expected 0 or more");
-        assert_eq!(std::thread::spawn(last_words).join().unwrap(), None);
-        assert_eq!(kept(1, Ok(2)), 2);
-        assert!(last_words().is_some(), "success forgets nothing");
-    }
-
-    fn last_words() -> Option<String> {
-        let words = vmm_pool_torch_last_error();
-        // SAFETY: a C string that stays until this thread's next failure.
-        (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_str().unwrap().to_owned())
-    }
 }

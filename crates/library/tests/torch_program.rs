@@ -11,7 +11,7 @@ static SKIPPED: AtomicU32 = AtomicU32::new(0);
 
 /// The program; `None`, with a counted line on the terminal, where there is no C compiler.
 fn program(story: &str) -> Option<PathBuf> {
-    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/program.c");
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/torch.c");
     // A process id in the name: the same test may run twice at a time.
     let name = format!("torch-{story}-{}", std::process::id());
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -39,7 +39,7 @@ fn program(story: &str) -> Option<PathBuf> {
 /// The library that cargo built beside this test.
 fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    let path = test.with_file_name("libvmm_pool_torch.so");
+    let path = test.with_file_name("libvmm_pool.so");
     assert!(path.exists(), "{}", path.display());
     path
 }

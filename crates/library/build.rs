@@ -6,6 +6,6 @@ fn main() {
         // The pool's background thread and its fork hooks run code of the library until the
         // process ends, so it must not be unloaded.
         println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
-        println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libvmm_pool_torch.so");
+        println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libvmm_pool.so");
     }
 }

@@ -1,0 +1,1 @@
+//! The pool as CuPy's `CFunctionAllocator` takes it.
