@@ -77,9 +77,13 @@ class CuPy(unittest.TestCase):
             else:
                 raise AssertionError
             del arrays
-            assert vmm_pool.stats(0)["live_bytes"] == 0
+            for _ in range(50):
+                # Many times the limit: what was freed comes back.
+                assert cupy.Array(8 << 20).data.ptr
+            assert vmm_pool.stats(0)["live_bytes"] <= 64 << 20
             """,
             STAND_IN,
+            VMM_POOL_LIMIT="64M",
         )
 
 

@@ -21,7 +21,7 @@ class Access(enum.IntEnum):
 
     NONE = 0
     READ = 1
-    READ_WRITE = 2
+    READ_WRITE = 3
 
 
 class _Place(enum.IntEnum):
@@ -128,21 +128,24 @@ class Elastic:
         check(getattr(library(), name)(self._handle, *arguments, ctypes.byref(answer)))
         return answer.value
 
-    def grow(self, size: int) -> int:
-        """Puts memory behind ``size`` more bytes, rounded up to chunks. Answers what is committed then."""
+    def grow_to(self, size: int) -> int:
+        """Puts memory behind the first ``size`` bytes, in whole chunks; all or nothing. Answers how much is new.
+
+        Raises `OutOfMemory`, `Invalid`.
+        """
         return self._call("vmm_elastic_grow", _bytes(size, "bytes"))
 
-    def shrink(self, size: int) -> int:
-        """Takes memory from the end, rounded down to chunks. Answers how much."""
+    def shrink_to(self, size: int) -> int:
+        """Takes the memory beyond ``size`` away, in whole chunks. Answers how much."""
         return self._call("vmm_elastic_shrink", _bytes(size, "bytes"))
 
-    def to_device(self, device: int, patience_us: int = 1_000_000) -> None:
-        """Moves the memory to a device; the address stays."""
-        check(library().vmm_elastic_migrate(self._handle, _Place.DEVICE, _device(device), patience_us))
+    def to_device(self, device: int, patience_us: int = 1_000_000) -> int:
+        """Moves the memory to a device; the address stays. Answers how much was moved."""
+        return self._call("vmm_elastic_migrate", _Place.DEVICE, _device(device), patience_us)
 
-    def to_host(self, node: int = 0, patience_us: int = 1_000_000) -> None:
-        """Moves the memory to a NUMA node of the host; the address stays."""
-        check(library().vmm_elastic_migrate(self._handle, _Place.HOST_NODE, node, patience_us))
+    def to_host(self, node: int = 0, patience_us: int = 1_000_000) -> int:
+        """Moves the memory to a NUMA node of the host; the address stays. Answers how much was moved."""
+        return self._call("vmm_elastic_migrate", _Place.HOST_NODE, node, patience_us)
 
     def grant(self, device: int, access: Access = Access.READ_WRITE) -> None:
         """Lets another device use it."""
@@ -153,12 +156,14 @@ class Elastic:
         check(library().vmm_elastic_revoke(self._handle, _device(device)))
 
     @contextlib.contextmanager
-    def use_on(self, stream=0):
-        """Work enqueued inside on ``stream`` uses the buffer: it does not move or shrink before that is done."""
-        use = ctypes.c_void_p()
-        check(library().vmm_elastic_use_on(self._handle, _stream(stream), ctypes.byref(use)))
+    def use_on(self, stream=0, device: int | None = None):
+        """Work enqueued inside on ``stream``, one of ``device`` or of the buffer's home, uses the buffer: the memory
+        stays until that is done."""
+        info, use = self.info(), ctypes.c_void_p()
+        where = info["device"] if device is None else _device(device)
+        check(library().vmm_elastic_use_on(self._handle, where, _stream(stream), ctypes.byref(use)))
         try:
-            yield self.address
+            yield info["address"]
         finally:
             check(library().vmm_use_end(use))
 
@@ -180,10 +185,8 @@ class Elastic:
         return self.info()["committed_bytes"]
 
     def release(self) -> None:
-        """Gives memory and addresses back. A second call does nothing.
-
-        Raises `Busy` while uses of it are open.
-        """
+        """Gives addresses and memory back; the memory goes once the work of its uses is done. A second call does
+        nothing."""
         if self._finish.alive:
             check(library().vmm_elastic_release(self._handle))
             self._finish.detach()
@@ -322,20 +325,18 @@ class Pool:
         check(library().vmm_pool_trim(self._handle, self._on(device), ctypes.byref(freed)))
         return freed.value
 
-    def sleep(self, tag: str | None = None, *, keep: bool = True, patience_us: int = 1_000_000) -> int:
-        """Gives up the device memory of the elastic buffers with a tag, or of all. ``keep`` has the host hold what
-        is in them. Answers how much was given up."""
+    def sleep(self, tag: str, *, keep: bool = True, patience_us: int = 1_000_000) -> int:
+        """Gives up the device memory of the elastic buffers with a tag. ``keep`` has the host hold what is in them,
+        for which the pool needs ``host_bytes``. Answers how much was given up."""
         given = ctypes.c_uint64()
         contents = _Contents.KEEP if keep else _Contents.DROP
-        name = None if tag is None else tag.encode()
-        check(library().vmm_pool_sleep(self._handle, name, contents, patience_us, ctypes.byref(given)))
+        check(library().vmm_pool_sleep(self._handle, tag.encode(), contents, patience_us, ctypes.byref(given)))
         return given.value
 
-    def wake(self, tag: str | None = None) -> int:
+    def wake(self, tag: str) -> int:
         """Puts memory behind them again, and answers how much."""
         taken = ctypes.c_uint64()
-        name = None if tag is None else tag.encode()
-        check(library().vmm_pool_wake(self._handle, name, ctypes.byref(taken)))
+        check(library().vmm_pool_wake(self._handle, tag.encode(), ctypes.byref(taken)))
         return taken.value
 
     def destroy(self) -> None:
