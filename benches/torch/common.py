@@ -12,7 +12,9 @@ import threading
 import time
 
 MODES = ("native", "expandable", "pluggable", "mempool")
-MODULE = pathlib.Path(__file__).resolve().parents[2] / "crates" / "library" / "python"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODULE = ROOT / "crates" / "library" / "python"
+BUILT = ROOT / "target" / "release" / "libvmm_pool.so"
 
 _failed: list[str] = []
 
@@ -33,8 +35,7 @@ def set_up(mode: str):
 
     if mode in ("native", "expandable"):
         return torch, contextlib.nullcontext()
-    # An installed module is preferred over the one beside this script.
-    sys.path.append(str(MODULE))
+    find_module()
     import vmm_pool.torch
 
     if mode == "pluggable":
@@ -48,6 +49,13 @@ def set_up(mode: str):
             yield pool
 
     return torch, inside()
+
+
+def find_module() -> None:
+    """An installed module is preferred over the one of this checkout, and so is a library that was named."""
+    sys.path.append(str(MODULE))
+    if BUILT.exists():
+        os.environ.setdefault("VMM_POOL_LIBRARY", str(BUILT))
 
 
 def say(**facts) -> None:

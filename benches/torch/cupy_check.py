@@ -3,8 +3,6 @@
     cupy_check.py python|c         the Python allocator, or the C functions
 """
 
-import sys
-
 import common
 
 MIB = 1 << 20
@@ -12,7 +10,7 @@ MIB = 1 << 20
 
 def main():
     mode = common.mode_of(("python", "c"))
-    sys.path.append(str(common.MODULE))
+    common.find_module()
     import cupy
     import numpy
 

@@ -68,7 +68,8 @@ void start() {
   *captured = 0, *waits = 0, *wait_answer = 0, last_number = 0;
   log_.clear();
   expect("nothing is left", text(uint64_t(
-      state().open.size() + state().lost.size() + state().kept.size() + state().dying.size())), "0");
+      state().open.size() + state().lost.size() + state().kept.size() + state().dying.size() +
+      state().segments.size())), "0");
 }
 
 // A graph's filter: its capture's streams, as PyTorch tells them.
@@ -198,6 +199,33 @@ void thread_pool() {
   asked("memory pools are ordinary memory", "alloc 1@4;");
 }
 
+// A memory pool under PyTorch's own allocator: its segments go back behind all of the device's work.
+void segments() {
+  start();
+  void* block = vmm_pool_shim_alloc_segment(2, 1, stream(4));
+  vmm_pool_shim_free_segment(block, 2, 1, stream(4));
+  asked("a segment", "alloc 2@4;free 2@4;");
+  expect("behind the device", text(uint64_t(*waits)) + " on " + text(uint64_t(*waited_for)), "1 on 1");
+  *wait_answer = 900; // something is captured
+  vmm_pool_shim_free_segment(block, 3, 1, stream(4));
+  asked("not in a capture", "");
+  *wait_answer = 0;
+  vmm_pool_shim_free_segment(block, 4, 1, stream(5));
+  asked("but with the next", "free 3@4;free 4@5;");
+  *wait_answer = 900;
+  vmm_pool_shim_free_segment(block, 5, 1, stream(4));
+  *wait_answer = 0, out = true, status = 2;
+  try {
+    vmm_pool_shim_alloc_segment(6, 1, stream(4));
+    expect("memory is short", "nothing", "an error");
+  } catch (const c10::OutOfMemoryError&) {
+  }
+  out = false;
+  asked("or when memory is short", "alloc 6@4;free 5@4;alloc 6@4;");
+  vmm_pool_shim_free_segment(nullptr, 0, 1, stream(4));
+  log_.clear();
+}
+
 template <typename Wanted>
 std::string thrown(size_t bytes, Stream where) {
   try {
@@ -257,6 +285,7 @@ int main(int, char** arguments) {
   released_in_a_capture();
   failed_capture();
   thread_pool();
+  segments();
   errors();
   start();
   return failures == 0 ? 0 : 1;

@@ -46,7 +46,9 @@ class Place:
 
     def __init__(self, test):
         self.path = pathlib.Path(tempfile.mkdtemp(prefix="vmm-pool-test-"))
-        test.addCleanup(shutil.rmtree, self.path)
+        # A class has its own way to say it.
+        later = test.addClassCleanup if isinstance(test, type) else test.addCleanup
+        later(shutil.rmtree, self.path)
 
 
 def fake_torch(place):

@@ -142,12 +142,21 @@ struct Dying {
   uint64_t number;
 };
 
+// A segment of PyTorch's caching allocator that it gave back.
+struct Segment {
+  void* block;
+  size_t bytes;
+  int device;
+  Stream stream;
+};
+
 struct State {
   std::mutex mutex;
   std::vector<Open> open;
   std::vector<Lost> lost;
   std::vector<Kept> kept;
   std::vector<Dying> dying;
+  std::vector<Segment> segments;
 };
 
 // Never torn down: tensors are freed while the process exits.
@@ -199,6 +208,21 @@ void reap(State& all) {
     return driver().wait_for(it.device) && pool.graph_destroyed(it.number) == 0;
   };
   all.dying.erase(std::remove_if(all.dying.begin(), all.dying.end(), gone), all.dying.end());
+}
+
+// Frees segments of PyTorch's memory pools. It takes for granted that whoever frees waits for the whole
+// device, as cudaFree does: a graph's launch in another stream may still use one. Whether any was freed.
+bool free_segments(State& all) {
+  auto freed = [](const Segment& it) {
+    if (!driver().wait_for(it.device)) {
+      return false;
+    }
+    pool.free(it.block, static_cast<ptrdiff_t>(it.bytes), it.device, it.stream);
+    return true;
+  };
+  size_t before = all.segments.size();
+  all.segments.erase(std::remove_if(all.segments.begin(), all.segments.end(), freed), all.segments.end());
+  return all.segments.size() != before;
 }
 
 // A capture that fails has no end in PyTorch: its streams ask for ordinary memory again. What it has stays
@@ -298,6 +322,34 @@ void* vmm_pool_shim_alloc(size_t bytes, int device, Stream stream) {
 
 void vmm_pool_shim_free(void* block, size_t bytes, int device, Stream stream) {
   pool.free(block, static_cast<ptrdiff_t>(bytes), device, stream);
+}
+
+// The pair for a torch.cuda.MemPool, which asks for segments and has captures of its own.
+void* vmm_pool_shim_alloc_segment(size_t bytes, int device, Stream stream) {
+  void* block = pool.alloc(static_cast<ptrdiff_t>(bytes), device, stream);
+  if (C10_UNLIKELY(block == nullptr && bytes != 0)) {
+    {
+      State& all = state();
+      std::lock_guard<std::mutex> guard(all.mutex);
+      if (free_segments(all)) {
+        block = pool.alloc(static_cast<ptrdiff_t>(bytes), device, stream);
+      }
+    }
+    if (block == nullptr) {
+      fail("no memory could be had", bytes, device);
+    }
+  }
+  return block;
+}
+
+void vmm_pool_shim_free_segment(void* block, size_t bytes, int device, Stream stream) {
+  if (block == nullptr) {
+    return;
+  }
+  State& all = state();
+  std::lock_guard<std::mutex> guard(all.mutex);
+  all.segments.push_back(Segment{block, bytes, device, stream});
+  free_segments(all);
 }
 
 void vmm_pool_shim_memory_fraction(double fraction, int device) {

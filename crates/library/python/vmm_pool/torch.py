@@ -44,7 +44,7 @@ __all__ = [
 
 _SOURCE = pathlib.Path(__file__).with_name("shim.cpp")
 _LOCK = threading.Lock()
-_ALLOCATORS: dict[bool, object] = {}
+_ALLOCATORS: dict[tuple[bool, bool], object] = {}
 _SHIM: ctypes.CDLL | None = None
 _INSTALLED = None
 _MEM_POOLS: dict[int, object] = {}
@@ -198,20 +198,21 @@ def _build(place: pathlib.Path, root: pathlib.Path, abi: int) -> None:
             os.unlink(name)
 
 
-def _with_shim(torch):
+def _with_shim(torch, segments: bool):
     global _SHIM
+    path = _shim_path(torch)
     if _SHIM is None:
-        path = _shim_path(torch)
-        shim = _bind(path)
-        made = torch.cuda.memory.CUDAPluggableAllocator(str(path), "vmm_pool_shim_alloc", "vmm_pool_shim_free")
-        hooks = made.allocator()
-        hooks.set_memory_fraction_fn(_address(shim.vmm_pool_shim_memory_fraction))
-        hooks.set_begin_allocate_to_pool(_address(shim.vmm_pool_shim_begin))
-        hooks.set_end_allocate_to_pool_fn(_address(shim.vmm_pool_shim_end))
-        hooks.set_release_pool(_address(shim.vmm_pool_shim_release))
-        _SHIM = shim
-        return made
-    return _ALLOCATORS[True]
+        _SHIM = _bind(path)
+    kind = "_segment" if segments else ""
+    names = f"vmm_pool_shim_alloc{kind}", f"vmm_pool_shim_free{kind}"
+    made = torch.cuda.memory.CUDAPluggableAllocator(str(path), *names)
+    hooks = made.allocator()
+    hooks.set_memory_fraction_fn(_address(_SHIM.vmm_pool_shim_memory_fraction))
+    if not segments:
+        hooks.set_begin_allocate_to_pool(_address(_SHIM.vmm_pool_shim_begin))
+        hooks.set_end_allocate_to_pool_fn(_address(_SHIM.vmm_pool_shim_end))
+        hooks.set_release_pool(_address(_SHIM.vmm_pool_shim_release))
+    return made
 
 
 def _without_shim(torch):
@@ -229,22 +230,23 @@ def _index(torch, device) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
-def allocator(*, shim: bool = True):
-    """The pool as a ``torch.cuda.memory.CUDAPluggableAllocator``, the same each time.
+def allocator(*, shim: bool = True, segments: bool = False):
+    """The pool as a ``torch.cuda.memory.CUDAPluggableAllocator``, the same each time. ``segments`` makes the one for
+    memory pools, whose frees wait for the device as PyTorch's caching allocator takes for granted.
 
     Raises `NoTorch`, `NoCompiler`, `ShimFailed`, `vmm_pool.LibraryNotFound`.
     """
     torch = _torch()
     with _LOCK:
-        if shim not in _ALLOCATORS:
-            made = _with_shim(torch) if shim else _without_shim(torch)
+        if (shim, segments) not in _ALLOCATORS:
+            made = _with_shim(torch, segments) if shim else _without_shim(torch)
             library, hooks = vmm_pool.library(), made.allocator()
             hooks.set_init_fn(_address(library.vmm_pool_torch_init))
             hooks.set_reset_fn(_address(library.vmm_pool_torch_reset))
             hooks.set_base_alloc_fn(_address(library.vmm_pool_torch_base_alloc))
             hooks.set_record_stream_fn(_address(library.vmm_pool_torch_record_stream))
-            _ALLOCATORS[shim] = made
-        return _ALLOCATORS[shim]
+            _ALLOCATORS[shim, segments] = made
+        return _ALLOCATORS[shim, segments]
 
 
 def install(*, shim: bool = True):
@@ -289,7 +291,8 @@ def installed() -> bool:
 def mem_pool(device=None, *, shim: bool = True):
     """A new ``torch.cuda.MemPool`` whose segments come from the pool.
 
-    ``shim=False`` needs no compiler: then PyTorch's error tells that memory is short, without the pool's report.
+    ``shim=False`` needs no compiler: then PyTorch's error tells that memory is short, without the pool's report, and
+    a graph in the memory pool must not run any more when it is deleted.
 
     Raises `vmm_pool.NotSupported` if the process has `install`-ed the pool, or this PyTorch is older than 2.5;
     and what `allocator` raises.
@@ -302,7 +305,7 @@ def mem_pool(device=None, *, shim: bool = True):
         )
     if not hasattr(torch.cuda, "MemPool"):
         raise vmm_pool.NotSupported(f"PyTorch {torch.__version__} has no torch.cuda.MemPool: expected 2.5 or newer")
-    made = allocator(shim=shim)
+    made = allocator(shim=shim, segments=True)
     with torch.cuda.device(_index(torch, device)):
         return torch.cuda.MemPool(made.allocator())
 
