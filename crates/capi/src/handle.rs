@@ -15,7 +15,7 @@ pub struct VmmUse(());
 
 /// What a handle stands for. Its upper half says the kind, in a form that is no address: bits 47 to 63
 /// of those are all alike.
-pub trait Kind {
+pub(crate) trait Kind {
     /// The upper half.
     const TAG: u32;
     /// The name for words.
@@ -40,14 +40,14 @@ impl Kind for VmmUse {
 const _: () = assert!(usize::BITS == 64, "handles and device addresses have 64 bits");
 
 /// The handle of a number.
-pub fn handle<K: Kind>(number: u32) -> *mut K {
+pub(crate) fn handle<K: Kind>(number: u32) -> *mut K {
     std::ptr::without_provenance_mut((K::TAG as usize) << 32 | number as usize)
 }
 
 /// The number of a handle, if it is of this kind. Whether the number stands for something, a table
 /// knows.
 #[inline]
-pub fn number<K: Kind>(handle: *const K) -> Option<u32> {
+pub(crate) fn number<K: Kind>(handle: *const K) -> Option<u32> {
     let value = handle.addr();
     (value >> 32 == K::TAG as usize).then_some(value as u32)
 }
@@ -56,13 +56,13 @@ pub fn number<K: Kind>(handle: *const K) -> Option<u32> {
 ///
 /// # Errors
 /// [`Failure::UnknownHandle`].
-pub fn checked<K: Kind>(handle: *const K) -> Result<u32, Failure> {
+pub(crate) fn checked<K: Kind>(handle: *const K) -> Result<u32, Failure> {
     number(handle).ok_or_else(|| unknown(handle))
 }
 
 /// The failure of a handle that stands for nothing.
 #[cold]
-pub fn unknown<K: Kind>(handle: *const K) -> Failure {
+pub(crate) fn unknown<K: Kind>(handle: *const K) -> Failure {
     Failure::UnknownHandle { kind: K::NAME, value: handle.addr() }
 }
 
@@ -70,7 +70,7 @@ pub fn unknown<K: Kind>(handle: *const K) -> Failure {
 ///
 /// # Errors
 /// When 2^32 - 1 have been given out.
-pub fn next(last: &mut u32) -> Result<u32, Failure> {
+pub(crate) fn next(last: &mut u32) -> Result<u32, Failure> {
     let next = last.checked_add(1).ok_or_else(|| {
         Failure::argument("handles", u64::from(u32::MAX) + 1, "at most 2^32 - 1 in a process")
     })?;

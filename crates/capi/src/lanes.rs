@@ -5,14 +5,14 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ops::Deref;
-use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmm_pool::Lane;
+use vmm_pool::{Lane, Pool};
 use vmm_sys::object::Stream;
-use vmm_sys::{CaptureStatus, DeviceId, Driver, StreamHandle};
+use vmm_sys::{CaptureStatus, DeviceId, StreamHandle};
 
 use crate::border::{device, not_forked};
+use crate::driver::driver_of;
 use crate::failure::Failure;
 use crate::pools::{self, Owner};
 use crate::recent;
@@ -92,11 +92,11 @@ impl Deref for Seat {
 ///
 /// # Safety
 /// The stream is live, and [`close`] is called for it before it is destroyed.
-pub(crate) unsafe fn stream(
-    driver: &Arc<dyn Driver>,
-    device: DeviceId,
-    handle: StreamHandle,
-) -> Result<Stream, Failure> {
+///
+/// # Errors
+/// No such device or driver.
+pub unsafe fn stream(device: DeviceId, handle: StreamHandle) -> Result<Stream, Failure> {
+    let driver = driver_of(device)?;
     // Handle 2 names another stream in each thread.
     if handle == StreamHandle::PER_THREAD {
         return Ok(Stream::per_thread(driver, device)?);
@@ -124,7 +124,7 @@ pub unsafe fn lane(key: Key) -> Result<Seat, Failure> {
     let (number, pool) = pools::of(key.pool_number(), device)?;
     let key = Key::of(number, key.device(), key.stream);
     // SAFETY: the caller's own condition.
-    let stream = unsafe { stream(pool.driver(), device, key.handle())? };
+    let stream = unsafe { stream(device, key.handle())? };
     let mut lanes = LANES.lock();
     // Under the lock, so that no lane is made for a pool that is just being destroyed.
     let owner = pools::owner(number, device)?;
@@ -150,25 +150,24 @@ pub unsafe fn lane(key: Key) -> Result<Seat, Failure> {
 pub unsafe fn close(device_ordinal: c_int, stream: usize) -> Result<(), Failure> {
     not_forked()?;
     let device = device(device_ordinal)?;
-    let mut closing = take(&mut LANES.lock(), |key| key.is_of(device_ordinal, stream));
-    for (key, seat) in recent::forget_stream(device_ordinal, stream) {
-        closing.entry(key).or_insert_with(|| seat.lane().clone());
-    }
-    let mut captured = BTreeMap::new();
-    for (key, lane) in closing {
-        let pool = pools::of(key.pool_number(), lane.device());
-        // Of a pool that was destroyed meanwhile, nothing is left to do.
-        if pool.is_ok_and(|(_, pool)| !pool.close_lane(lane.stream())) {
-            captured.insert(key, lane);
+    let pools = pools::with_device(device);
+    let handle = Key::new(device_ordinal, stream).handle();
+    let known = match pools.first() {
+        Some(pool) if handle == StreamHandle::PER_THREAD => {
+            Some(Stream::per_thread(pool.driver(), device)?)
         }
+        _ => STREAMS.lock().get(&(device, handle.0)).cloned(),
+    };
+    // Nobody used it here.
+    let Some(known) = known else { return Ok(()) };
+    take(&mut LANES.lock(), |key| key.is_of(device_ordinal, stream));
+    recent::forget_stream(device_ordinal, stream);
+    let is_captured = |pool: &Pool| !pool.close_lane(&known);
+    if pools.iter().filter(|pool| is_captured(pool)).count() > 0 {
+        return Err(Failure::StreamCaptured);
     }
-    if captured.is_empty() {
-        STREAMS.lock().remove(&(device, Key::new(device_ordinal, stream).handle().0));
-        return Ok(());
-    }
-    // To be asked again.
-    LANES.lock().append(&mut captured);
-    Err(Failure::StreamCaptured)
+    STREAMS.lock().remove(&(device, handle.0));
+    Ok(())
 }
 
 /// Takes the lanes of a pool out of the table once `end` has agreed, under the table's lock: no lane is

@@ -9,7 +9,7 @@ use vmm_pool::{Budget, Error, Pool};
 use vmm_sys::{DeviceId, Driver};
 
 use crate::border::not_forked;
-use crate::driver::{driver, driver_of};
+use crate::driver::driver_of;
 use crate::failure::{Failure, tell};
 use crate::handle::{self, VmmPool};
 use crate::{lanes, recent};
@@ -33,7 +33,7 @@ struct Pools {
     last: u32,
     entries: BTreeMap<u32, Entry>,
     own: BTreeMap<DeviceId, u32>,
-    /// What the process's own pools may hold, where it was said.
+    /// What the process's own pools may hold, also before they are made.
     budgets: BTreeMap<DeviceId, Budget>,
     /// Destroyed, but threads remember lanes of them.
     retired: Vec<(Pool, Owner)>,
@@ -64,6 +64,10 @@ impl Pools {
         Ok(number)
     }
 
+    fn budget(&mut self, device: DeviceId) -> Budget {
+        self.budgets.entry(device).or_insert_with(|| Budget::new(u64::MAX)).clone()
+    }
+
     fn entry(&mut self, number: u32) -> Result<&mut Entry, Failure> {
         self.entries.get_mut(&number).ok_or_else(|| unknown(number))
     }
@@ -85,7 +89,7 @@ pub(crate) fn own(device: DeviceId) -> Result<(u32, Pool), Failure> {
     if let Some(number) = pools.own.get(&device).copied() {
         return Ok((number, pools.entry(number)?.pool.clone()));
     }
-    let budget = pools.budgets.get(&device).cloned();
+    let budget = pools.budget(device);
     let build = |driver| build_own(driver, device, budget);
     let pool = driver_of(device).and_then(build).inspect_err(tell)?;
     let number = pools.enter(pool.clone(), Some(device), None)?;
@@ -93,15 +97,8 @@ pub(crate) fn own(device: DeviceId) -> Result<(u32, Pool), Failure> {
     Ok((number, pool))
 }
 
-fn build_own(
-    driver: &Arc<dyn Driver>,
-    device: DeviceId,
-    budget: Option<Budget>,
-) -> Result<Pool, Failure> {
-    let mut builder = Pool::builder(driver.clone()).device(device);
-    if let Some(budget) = budget {
-        builder = builder.budget(device, budget);
-    }
+fn build_own(driver: &Arc<dyn Driver>, device: DeviceId, budget: Budget) -> Result<Pool, Failure> {
+    let builder = Pool::builder(driver.clone()).device(device).budget(device, budget);
     Ok(builder.environment()?.build()?)
 }
 
@@ -130,6 +127,13 @@ pub(crate) fn owner(number: u32, device: DeviceId) -> Result<Owner, Failure> {
         number => number,
     };
     Ok(pools.entry(number)?.owner.clone())
+}
+
+/// All pools that have the device.
+pub(crate) fn with_device(device: DeviceId) -> Vec<Pool> {
+    let pools = POOLS.lock();
+    let all = pools.entries.values().map(|entry| &entry.pool);
+    all.filter(|pool| pool.devices().any(|known| known == device)).cloned().collect()
 }
 
 /// The pool of a handle.
@@ -223,8 +227,18 @@ pub fn empty() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The devices, if all of them are there; else all that there are.
-pub(crate) fn all_devices() -> Result<Vec<DeviceId>, Failure> {
-    let count = driver()?.device_count()?;
-    Ok((0..count).map(DeviceId).collect())
+/// Lets the process's own pool of a device hold at most this part of the device's memory, from now on:
+/// what it holds beyond stays until it is given back.
+///
+/// # Errors
+/// [`Failure::BadArgument`] unless it is from 0 to 1; no such device or driver; a forked child.
+pub fn set_fraction(device: DeviceId, fraction: f64) -> Result<(), Failure> {
+    not_forked()?;
+    if !(0.0..=1.0).contains(&fraction) {
+        return Err(Failure::argument("fraction", fraction, "0 to 1"));
+    }
+    let total_bytes = driver_of(device)?.device_total_bytes(device)?;
+    let limit_bytes = (total_bytes as f64 * fraction) as u64;
+    POOLS.lock().budget(device).set_limit_bytes(limit_bytes);
+    Ok(())
 }

@@ -86,24 +86,21 @@ pub fn remember(key: Key, seat: &Seat) {
     });
 }
 
-/// Forgets the lanes of a stream, and returns them with their keys.
-pub(crate) fn forget_stream(device: c_int, stream: usize) -> Vec<(Key, Seat)> {
-    let forgotten = RECENT.try_with(|recent| {
-        let Ok(mut recent) = recent.try_borrow_mut() else { return Vec::new() };
-        let is_of = |entry: &&mut Option<(Key, Seat)>| {
-            entry.as_ref().is_some_and(|(key, _)| key.is_of(device, stream))
-        };
-        recent.lanes.iter_mut().filter(is_of).filter_map(Option::take).collect()
+/// Forgets the lanes of a stream.
+pub(crate) fn forget_stream(device: c_int, stream: usize) {
+    forget(|key| key.is_of(device, stream));
+}
+
+fn forget(which: impl Fn(Key) -> bool) {
+    let _ended = RECENT.try_with(|recent| {
+        if let Ok(mut recent) = recent.try_borrow_mut() {
+            recent.forget(which);
+        }
     });
-    forgotten.unwrap_or_default()
 }
 
 /// A pool is destroyed: no thread uses what it remembers of it any more.
 pub(crate) fn forget_pool(number: u32) {
     DESTROYED.fetch_add(1, Ordering::Relaxed);
-    let _ended = RECENT.try_with(|recent| {
-        if let Ok(mut recent) = recent.try_borrow_mut() {
-            recent.forget(|key| key.pool_number() == number);
-        }
-    });
+    forget(|key| key.pool_number() == number);
 }

@@ -1,1 +1,91 @@
 //! The pool as CuPy's `CFunctionAllocator` takes it.
+//!
+//! ```python
+//! allocator = cupy.cuda.CFunctionAllocator(0, malloc_address, free_address, library)
+//! cupy.cuda.set_allocator(allocator.malloc)
+//! ```
+//!
+//! CuPy tells such an allocator no stream: neither which one the memory is for, nor which ones have
+//! used it. So memory comes from the lane of the legacy default stream, and what is freed is put aside
+//! until the host has waited once for all work of the device; then nothing that was enqueued before the
+//! free can still use it, on whatever stream. That wait is made when memory that is mapped does not
+//! suffice, for all that was put aside until then, instead of making more memory. An allocator in
+//! Python that passes the current stream to `vmm_pool_alloc` need not wait at all, and is the better
+//! way where it can be used.
+
+mod aside;
+
+use std::ffi::{c_int, c_void};
+
+use vmm_pool::block_of;
+use vmm_pool_capi::border::{device, guarded, kept, not_forked, status};
+use vmm_pool_capi::lanes::{self, Key};
+use vmm_pool_capi::{Failure, recent};
+
+/// The legacy default stream.
+const STREAM: usize = 1;
+
+/// Memory of a device, aligned to 512, that is ordered with nothing: usable on any stream at once. NULL for
+/// no bytes, and on failure: vmm_pool_last_error says why. `param` is ignored.
+///
+/// May wait for all work of the device, if memory was freed that some of it may still use.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmm_pool_cupy_malloc(
+    param: *mut c_void,
+    size: usize,
+    device_ordinal: c_int,
+) -> *mut c_void {
+    let _ = param;
+    let key = Key::new(device_ordinal, STREAM);
+    let address = guarded(0, || match recent::with(key, |lane| lane.alloc_raw_warm(size as u64)) {
+        Some(Some(address)) => address,
+        _ => kept(0, alloc(size as u64, key)),
+    });
+    // An address of the device: no memory that Rust knows of.
+    std::ptr::without_provenance_mut(address as usize)
+}
+
+#[cold]
+fn alloc(bytes: u64, key: Key) -> Result<u64, Failure> {
+    if bytes == 0 {
+        return Ok(0);
+    }
+    // SAFETY: the legacy stream lives as long as its context.
+    let lane = unsafe { lanes::lane(key)? };
+    recent::remember(key, &lane);
+    if let Some(address) = lane.alloc_raw_warm(bytes) {
+        return Ok(address);
+    }
+    // If that cannot be, memory is made: the request need not fail for it.
+    let _not_now = aside::give_back(lane.device());
+    Ok(lane.alloc_raw(bytes)?)
+}
+
+/// Gives memory back. Work enqueued before, on any stream of any device that was used with it, may still
+/// use it. NULL is ignored; what is no block is ignored too, and vmm_pool_last_error says so. `param` is
+/// ignored.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmm_pool_cupy_free(param: *mut c_void, ptr: *mut c_void, device_ordinal: c_int) {
+    let _ = (param, device_ordinal);
+    let address = ptr.addr() as u64;
+    guarded((), || kept((), free(address)));
+}
+
+fn free(address: u64) -> Result<(), Failure> {
+    if address == 0 {
+        return Ok(());
+    }
+    not_forked()?;
+    aside::put(block_of(address)?)
+}
+
+/// Waits for all work of a device, and gives what was freed before to the pool: then vmm_pool_trim can
+/// give it back to the driver. Does nothing while a stream is being captured. Answers with a status of
+/// vmm_pool.h.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmm_pool_cupy_synchronize(device_ordinal: c_int) -> c_int {
+    status(|| {
+        not_forked()?;
+        aside::give_back(device(device_ordinal)?).map(|_| ())
+    })
+}

@@ -45,11 +45,13 @@
 //! The context that is current in the calling thread is left as it is: the driver puts it back
 //! after each of its own calls.
 
+mod extras;
 mod graphs;
 
 use std::ffi::{c_char, c_int, c_void};
 
-use vmm_pool::{Error, block_of, free_raw, free_raw_on, record_stream_raw};
+pub use extras::*;
+use vmm_pool::{Error, free_raw_on};
 use vmm_pool_capi::border::{guarded, kept};
 use vmm_pool_capi::lanes::Key;
 pub use vmm_pool_capi::{DriverChosen, Failure, pool, use_driver};
@@ -127,21 +129,13 @@ pub unsafe extern "C" fn vmm_pool_torch_free(
     });
 }
 
-/// What is not the block of the stream: on another stream than that of the allocation, whose work
-/// is waited for too, or no block.
-///
 /// # Safety
 /// As [`vmm_pool_torch_free`].
 #[cold]
 unsafe fn free_otherwise(address: u64, size: isize, key: Key, error: Error) -> Result<(), Failure> {
     let bytes = length(size)?;
-    if !matches!(error, Error::OtherStream { .. }) {
-        return Err(error.into());
-    }
-    // SAFETY: not the stream of the allocation, so it is live: the caller vouches for it.
-    let lane = unsafe { lanes::lane(key)? };
-    record_stream_raw(address, lane.stream())?;
-    Ok(free_raw(address, bytes)?)
+    // SAFETY: the caller's own condition.
+    unsafe { vmm_pool_capi::free_otherwise(address, bytes, key.handle(), error) }
 }
 
 /// Says that work on `stream` uses the block that starts at `pointer`: once freed, it is not reused
@@ -154,15 +148,9 @@ unsafe fn free_otherwise(address: u64, size: isize, key: Key, error: Error) -> R
 /// As [`vmm_pool_torch_alloc`] for `stream`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_record_stream(pointer: *mut c_void, stream: *mut c_void) {
-    let address = pointer.addr() as u64;
-    let record = || {
-        let device = block_of(address)?.device;
-        let device = c_int::try_from(device.0).map_err(|_| Failure::BadDevice(c_int::MAX))?;
-        // SAFETY: the caller vouches for the stream.
-        let lane = unsafe { lanes::lane(Key::new(device, stream.addr()))? };
-        Ok(record_stream_raw(address, lane.stream())?)
-    };
-    guarded((), || kept((), record()));
+    let (address, stream) = (pointer.addr() as u64, Key::new(0, stream.addr()).handle());
+    // SAFETY: the caller vouches for the stream.
+    guarded((), || kept((), unsafe { vmm_pool_capi::record(address, stream) }));
 }
 
 /// Gives everything idle back to the driver, of all devices used so far. Waits for the work that
