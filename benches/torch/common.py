@@ -30,7 +30,7 @@ def set_up(mode: str):
     # Asked for by cuBLAS before its first use, so that its results are the same each time.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if mode == "expandable":
-        os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     import torch
 
     if mode in ("native", "expandable"):

@@ -22,7 +22,7 @@ class Work:
     def __call__(self):
         first = self.input @ self.weight
         second = first.relu() * 2 + 1
-        third = second.cumsum(0)
+        third = second.softmax(1)
         return (third - first).sin() @ self.weight
 
     def eager(self, torch, values):
@@ -32,6 +32,11 @@ class Work:
 
 def values_of(torch, seed):
     return torch.randn(ROWS, ROWS, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def same(torch, found, expected) -> bool:
+    """A graph may choose other kernels than work without one does; memory of somebody else is far from that."""
+    return bool(torch.allclose(found, expected, rtol=1e-4, atol=1e-4))
 
 
 def id_of(pool):
@@ -81,7 +86,7 @@ def replays(torch, name, pairs, others):
         output.fill_(float("nan"))
         work.input.copy_(values)
         graph.replay()
-        good &= bool(torch.equal(output, expected))
+        good &= same(torch, output, expected)
     common.check(f"{name}: results are those without a graph", good)
     common.check(f"{name}: other tensors are as they were", others.whole())
 
@@ -130,7 +135,7 @@ def two_streams(torch, pool):
         others.come_and_go()
         output.fill_(float("nan"))
         graph.replay()
-        good &= bool(torch.equal(output, expected))
+        good &= same(torch, output, expected)
     common.check("a capture over two streams: results", good)
     common.check("a capture over two streams: other tensors", others.whole())
 
@@ -157,7 +162,7 @@ def launched_elsewhere_then_deleted(torch, pool):
         torch.cuda.empty_cache()
         filler = [torch.full((ROWS, ROWS), float("nan"), device="cuda") for _ in range(24)]
         stream.synchronize()
-        good &= bool(torch.equal(kept, expected))
+        good &= same(torch, kept, expected)
         del filler
     common.check("deleted while it runs: results", good)
 
@@ -221,7 +226,7 @@ def failed_captures(torch):
     graph, output = capture(torch, work)
     work.input.copy_(values)
     graph.replay()
-    common.check("a capture after failed ones", torch.equal(output, expected))
+    common.check("a capture after failed ones", same(torch, output, expected))
 
 
 def main():
