@@ -139,7 +139,7 @@ class Elastic(unittest.TestCase):
         self.addCleanup(self.pool.destroy)
 
     def test_it_grows_moves_sleeps_and_shrinks_at_one_address(self):
-        with self.pool.elastic(64 * MIB, tag="cache", movable=True) as buffer:
+        with self.pool.elastic(64 * MIB, tag="cache", chunk_bytes=2 * MIB, movable=True) as buffer:
             address = buffer.address
             self.assertGreaterEqual(buffer.grow_to(10 * MIB), 10 * MIB)
             committed = buffer.committed_bytes

@@ -123,10 +123,13 @@ FUNCTIONS = {
     "vmm_pool_torch_last_error": (c_char_p, []),
     "vmm_pool_torch_init": (None, [c_int]),
     "vmm_pool_torch_reset": (None, []),
+    "vmm_pool_torch_stats_json": (c_char_p, [c_int]),
+    "vmm_pool_torch_report": (c_char_p, [c_int]),
     "vmm_pool_torch_memory_fraction": (c_int, [c_double, c_int]),
     "vmm_pool_torch_base_alloc": (c_void_p, [c_void_p, POINTER(c_size_t)]),
     "vmm_pool_cupy_malloc": (c_void_p, [c_void_p, c_size_t, c_int]),
     "vmm_pool_cupy_free": (None, [c_void_p, c_void_p, c_int]),
+    "vmm_pool_cupy_synchronize": (c_int, [c_int]),
 }
 
 
