@@ -47,7 +47,7 @@ pub fn status(work: impl FnOnce() -> Result<(), Failure>) -> i32 {
 ///
 /// # Errors
 /// [`Failure::BadDevice`].
-pub fn device(ordinal: c_int) -> Result<DeviceId, Failure> {
+pub fn device_id(ordinal: c_int) -> Result<DeviceId, Failure> {
     u32::try_from(ordinal).map(DeviceId).map_err(|_| Failure::BadDevice(ordinal))
 }
 

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use vmm_pool::{ChunkSize, Contents, DebugMode, Pool};
 use vmm_sys::DeviceId;
 
-use crate::border::{device, not_forked, status};
+use crate::border::{device_id, not_forked, status};
 use crate::driver::driver;
 use crate::failure::{self, Failure};
 use crate::handle::{VmmPool, handle};
@@ -143,7 +143,7 @@ unsafe fn devices(options: &VmmPoolOptions) -> Result<Vec<DeviceId>, Failure> {
     let machine = driver()?.device_count()?;
     let named = |at| {
         // SAFETY: the caller vouches for `device_count` ordinals.
-        let device = device(unsafe { options.devices.add(at).read_unaligned() })?;
+        let device = device_id(unsafe { options.devices.add(at).read_unaligned() })?;
         match device.0 < machine {
             true => Ok(device),
             false => Err(Failure::NoSuchDevice { asked: device.0, count: machine }),
@@ -167,12 +167,12 @@ pub extern "C" fn vmm_pool_destroy(pool: *mut VmmPool) -> i32 {
 /// # Safety
 /// out is writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmm_pool_default(device_ordinal: i32, out: *mut *mut VmmPool) -> i32 {
+pub unsafe extern "C" fn vmm_pool_default(device: i32, out: *mut *mut VmmPool) -> i32 {
     status(|| {
         required(out, "out")?;
         // SAFETY: writable by this function's own condition, here and below.
         unsafe { put(out, std::ptr::null_mut()) };
-        let (number, _) = pools::own(device(device_ordinal)?)?;
+        let (number, _) = pools::own(device_id(device)?)?;
         // SAFETY: as above.
         unsafe { put(out, handle(number)) };
         Ok(())
@@ -209,14 +209,14 @@ pub unsafe extern "C" fn vmm_pool_stats_json(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_report(
     pool: *mut VmmPool,
-    device_ordinal: i32,
+    device: i32,
     buffer: *mut c_char,
     capacity: usize,
     needed: *mut usize,
 ) -> i32 {
     status(|| {
         let (_, pool) = pools::by_handle(pool)?;
-        let report = figures::report(&pool, device(device_ordinal)?)?;
+        let report = figures::report(&pool, device_id(device)?)?;
         // SAFETY: the caller's own condition.
         unsafe { give_text(&report, buffer, capacity, needed) }
     })
@@ -230,12 +230,12 @@ pub unsafe extern "C" fn vmm_pool_report(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_trim(
     pool: *mut VmmPool,
-    device_ordinal: i32,
+    device: i32,
     freed_bytes: *mut u64,
 ) -> i32 {
     status(|| {
         let (_, pool) = pools::by_handle(pool)?;
-        let bytes = pool.trim(device(device_ordinal)?)?;
+        let bytes = pool.trim(device_id(device)?)?;
         // SAFETY: the caller's own condition.
         unsafe { put(freed_bytes, bytes) };
         Ok(())

@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 use vmm_pool::{Contents, ElasticBuffer, Move, Place, Use};
 use vmm_sys::Access;
 
-use crate::border::{device, not_forked, status};
+use crate::border::{device_id, not_forked, status};
 use crate::failure::Failure;
 use crate::handle::{self, Kind, VmmElastic, VmmPool, VmmUse};
 use crate::lanes::{self, Key};
 use crate::pointers::{put, required, text};
 use crate::structs::{
-    Answer, VMM_ELASTIC_EXPORTABLE, VMM_ELASTIC_MOVABLE, VMM_ELASTIC_SINGLE_PIECE, VmmElasticInfo,
-    VmmElasticOptions, check_flags, read,
+    Answer, VMM_ELASTIC_EXPORTABLE, VMM_ELASTIC_MOVABLE, VMM_ELASTIC_SINGLE_PIECE,
+    VmmElasticOptions, VmmElasticState, check_flags, read,
 };
 use crate::{patience, pools};
 
@@ -24,7 +24,7 @@ pub const VMM_PLACE_DEVICE: i32 = 0;
 /// vmm_elastic_migrate: the memory of a NUMA node of the host; the index is its number.
 pub const VMM_PLACE_HOST_NODE: i32 = 1;
 
-/// vmm_elastic_grant: no access.
+/// vmm_elastic_grant: no access. The values are those of CUDA.
 pub const VMM_ACCESS_NONE: i32 = 0;
 /// vmm_elastic_grant: the device may read.
 pub const VMM_ACCESS_READ: i32 = 1;
@@ -97,7 +97,8 @@ pub unsafe extern "C" fn vmm_elastic_reserve(
         let known = VMM_ELASTIC_MOVABLE | VMM_ELASTIC_EXPORTABLE | VMM_ELASTIC_SINGLE_PIECE;
         check_flags(options.flags, known, options.reserved)?;
         let has = |flag| options.flags & flag != 0;
-        let mut builder = pool.elastic(device(options.device)?).movable(has(VMM_ELASTIC_MOVABLE));
+        let mut builder =
+            pool.elastic(device_id(options.device)?).movable(has(VMM_ELASTIC_MOVABLE));
         if has(VMM_ELASTIC_EXPORTABLE) {
             builder = builder.exportable(true);
         }
@@ -203,11 +204,7 @@ pub unsafe extern "C" fn vmm_elastic_migrate(
 /// Lets another device of the pool use the buffer, memory that is committed later included. access is
 /// VMM_ACCESS_NONE, VMM_ACCESS_READ or VMM_ACCESS_READ_WRITE.
 #[unsafe(no_mangle)]
-pub extern "C" fn vmm_elastic_grant(
-    elastic: *mut VmmElastic,
-    device_ordinal: i32,
-    access: i32,
-) -> i32 {
+pub extern "C" fn vmm_elastic_grant(elastic: *mut VmmElastic, device: i32, access: i32) -> i32 {
     status(|| {
         let access = match access {
             VMM_ACCESS_NONE => Access::None,
@@ -218,15 +215,15 @@ pub extern "C" fn vmm_elastic_grant(
                 return Err(Failure::argument("access", access, expected));
             }
         };
-        Ok(buffer(elastic)?.0.grant(device(device_ordinal)?, access)?)
+        Ok(buffer(elastic)?.0.grant(device_id(device)?, access)?)
     })
 }
 
 /// Takes a device's access away: the same as VMM_ACCESS_NONE. Work of that device that still uses the
 /// buffer faults, so wait for it first.
 #[unsafe(no_mangle)]
-pub extern "C" fn vmm_elastic_revoke(elastic: *mut VmmElastic, device_ordinal: i32) -> i32 {
-    status(|| Ok(buffer(elastic)?.0.revoke(device(device_ordinal)?)?))
+pub extern "C" fn vmm_elastic_revoke(elastic: *mut VmmElastic, device: i32) -> i32 {
+    status(|| Ok(buffer(elastic)?.0.revoke(device_id(device)?)?))
 }
 
 /// What is known of the buffer now.
@@ -236,7 +233,7 @@ pub extern "C" fn vmm_elastic_revoke(elastic: *mut VmmElastic, device_ordinal: i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_elastic_info(
     elastic: *mut VmmElastic,
-    out: *mut VmmElasticInfo,
+    out: *mut VmmElasticState,
 ) -> i32 {
     status(|| {
         // SAFETY: the caller's own condition.
@@ -245,7 +242,7 @@ pub unsafe extern "C" fn vmm_elastic_info(
         let stats = buffer.stats();
         let on_devices = stats.by_place.iter().filter(|(place, _)| place.device().is_some());
         let device_bytes = on_devices.map(|(_, bytes)| bytes).sum();
-        answer.give(&VmmElasticInfo {
+        answer.give(&VmmElasticState {
             struct_bytes: 0,
             device: stats.device.0 as i32,
             address: buffer.address(),
@@ -277,7 +274,7 @@ pub unsafe extern "C" fn vmm_elastic_info(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_elastic_use_on(
     elastic: *mut VmmElastic,
-    device_ordinal: i32,
+    device: i32,
     stream: *mut c_void,
     out: *mut *mut VmmUse,
 ) -> i32 {
@@ -286,9 +283,9 @@ pub unsafe extern "C" fn vmm_elastic_use_on(
         // SAFETY: writable by this function's own condition, here and below.
         unsafe { put(out, std::ptr::null_mut()) };
         let (buffer, pool) = buffer(elastic)?;
-        let handle = Key::new(device_ordinal, stream.addr()).handle();
+        let handle = Key::new(device, stream.addr()).handle();
         // SAFETY: the caller vouches for the stream.
-        let stream = unsafe { lanes::stream(device(device_ordinal)?, handle)? };
+        let stream = unsafe { lanes::stream(device_id(device)?, handle)? };
         let begun = enter(&USES, buffer.use_on(&stream)?, pool)?;
         // SAFETY: as above.
         unsafe { put(out, begun) };

@@ -11,7 +11,7 @@ use vmm_pool::{Lane, Pool};
 use vmm_sys::object::Stream;
 use vmm_sys::{CaptureStatus, DeviceId, StreamHandle};
 
-use crate::border::{device, not_forked};
+use crate::border::{device_id, not_forked};
 use crate::driver::driver_of;
 use crate::failure::Failure;
 use crate::pools::{self, Owner};
@@ -120,7 +120,7 @@ pub unsafe fn stream(device: DeviceId, handle: StreamHandle) -> Result<Stream, F
 /// No such device, pool or driver; a setting that is refused; a forked child.
 pub unsafe fn lane(key: Key) -> Result<Seat, Failure> {
     not_forked()?;
-    let device = device(key.device())?;
+    let device = device_id(key.device())?;
     let (number, pool) = pools::of(key.pool_number(), device)?;
     let key = Key::of(number, key.device(), key.stream);
     // SAFETY: the caller's own condition.
@@ -147,11 +147,11 @@ pub unsafe fn lane(key: Key) -> Result<Seat, Failure> {
 ///
 /// # Errors
 /// [`Failure::StreamCaptured`]: to be called again after the capture; a forked child.
-pub unsafe fn close(device_ordinal: c_int, stream: usize) -> Result<(), Failure> {
+pub unsafe fn close(ordinal: c_int, stream: usize) -> Result<(), Failure> {
     not_forked()?;
-    let device = device(device_ordinal)?;
+    let device = device_id(ordinal)?;
     let pools = pools::with_device(device);
-    let handle = Key::new(device_ordinal, stream).handle();
+    let handle = Key::new(ordinal, stream).handle();
     let known = match pools.first() {
         Some(pool) if handle == StreamHandle::PER_THREAD => {
             Some(Stream::per_thread(pool.driver(), device)?)
@@ -160,8 +160,8 @@ pub unsafe fn close(device_ordinal: c_int, stream: usize) -> Result<(), Failure>
     };
     // Nobody used it here.
     let Some(known) = known else { return Ok(()) };
-    take(&mut LANES.lock(), |key| key.is_of(device_ordinal, stream));
-    recent::forget_stream(device_ordinal, stream);
+    take(&mut LANES.lock(), |key| key.is_of(ordinal, stream));
+    recent::forget_stream(ordinal, stream);
     let is_captured = |pool: &Pool| !pool.close_lane(&known);
     if pools.iter().filter(|pool| is_captured(pool)).count() > 0 {
         return Err(Failure::StreamCaptured);

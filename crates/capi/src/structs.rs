@@ -94,8 +94,8 @@ pub struct VmmElasticOptions {
 /// What is known of an elastic buffer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct VmmElasticInfo {
-    /// sizeof(vmm_elastic_info), set before the call.
+pub struct VmmElasticState {
+    /// sizeof(vmm_elastic_state), set before the call.
     pub struct_bytes: u32,
     /// Its home, which a migration changes.
     pub device: i32,
@@ -143,8 +143,8 @@ unsafe impl Versioned for VmmElasticOptions {
     const NAME: &'static str = "vmm_elastic_options";
 }
 // SAFETY: as above.
-unsafe impl Versioned for VmmElasticInfo {
-    const NAME: &'static str = "vmm_elastic_info";
+unsafe impl Versioned for VmmElasticState {
+    const NAME: &'static str = "vmm_elastic_state";
 }
 
 /// The length that a caller's struct says it has.
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(size_of::<VmmPoolOptions>(), 4 + 4 + 8 + 6 * 8 + 4 + 4);
         assert_eq!(size_of::<VmmPoolBlockInfo>(), 4 + 4 + 2 * 8);
         assert_eq!(size_of::<VmmElasticOptions>(), 4 + 4 + 2 * 8 + 8 + 8 + 4 + 4);
-        assert_eq!(size_of::<VmmElasticInfo>(), 4 + 4 + 8 * 8 + 4 + 4);
+        assert_eq!(size_of::<VmmElasticState>(), 4 + 4 + 8 * 8 + 4 + 4);
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod aside;
 use std::ffi::{c_int, c_void};
 
 use vmm_pool::block_of;
-use vmm_pool_capi::border::{device, guarded, kept, not_forked, status};
+use vmm_pool_capi::border::{device_id, guarded, kept, not_forked, status};
 use vmm_pool_capi::lanes::{self, Key};
 use vmm_pool_capi::{Failure, recent};
 
@@ -33,10 +33,10 @@ const STREAM: usize = 1;
 pub extern "C" fn vmm_pool_cupy_malloc(
     param: *mut c_void,
     size: usize,
-    device_ordinal: c_int,
+    device: c_int,
 ) -> *mut c_void {
     let _ = param;
-    let key = Key::new(device_ordinal, STREAM);
+    let key = Key::new(device, STREAM);
     let address = guarded(0, || match recent::with(key, |lane| lane.alloc_raw_warm(size as u64)) {
         Some(Some(address)) => address,
         _ => kept(0, alloc(size as u64, key)),
@@ -65,8 +65,8 @@ fn alloc(bytes: u64, key: Key) -> Result<u64, Failure> {
 /// use it. NULL is ignored; what is no block is ignored too, and vmm_pool_last_error says so. `param` is
 /// ignored.
 #[unsafe(no_mangle)]
-pub extern "C" fn vmm_pool_cupy_free(param: *mut c_void, ptr: *mut c_void, device_ordinal: c_int) {
-    let _ = (param, device_ordinal);
+pub extern "C" fn vmm_pool_cupy_free(param: *mut c_void, ptr: *mut c_void, device: c_int) {
+    let _ = (param, device);
     let address = ptr.addr() as u64;
     guarded((), || kept((), free(address)));
 }
@@ -83,9 +83,9 @@ fn free(address: u64) -> Result<(), Failure> {
 /// give it back to the driver. Does nothing while a stream is being captured. Answers with a status of
 /// vmm_pool.h.
 #[unsafe(no_mangle)]
-pub extern "C" fn vmm_pool_cupy_synchronize(device_ordinal: c_int) -> c_int {
+pub extern "C" fn vmm_pool_cupy_synchronize(device: c_int) -> c_int {
     status(|| {
         not_forked()?;
-        aside::give_back(device(device_ordinal)?).map(|_| ())
+        aside::give_back(device_id(device)?).map(|_| ())
     })
 }

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use vmm_pool::block_of;
-use vmm_pool_capi::border::{device, guarded, kept, not_forked, status};
+use vmm_pool_capi::border::{device_id, guarded, kept, not_forked, status};
 use vmm_pool_capi::{Failure, failure, figures, pool, set_fraction};
 
 /// Chooses the driver, so that what is wrong is said before memory is asked for. For set_init_fn.
@@ -30,8 +30,8 @@ pub extern "C" fn vmm_pool_torch_reset() {
 /// now on. What it holds beyond stays until it is freed and given back. Answers with a status of
 /// vmm_pool.h. For set_memory_fraction_fn, which does not look at it.
 #[unsafe(no_mangle)]
-pub extern "C" fn vmm_pool_torch_memory_fraction(fraction: f64, device_ordinal: c_int) -> c_int {
-    status(|| device(device_ordinal).and_then(|it| set_fraction(it, fraction)))
+pub extern "C" fn vmm_pool_torch_memory_fraction(fraction: f64, device: c_int) -> c_int {
+    status(|| device_id(device).and_then(|it| set_fraction(it, fraction)))
 }
 
 /// The block that starts at `ptr`: its address, and its length in *size unless that is NULL. NULL for what
@@ -57,8 +57,8 @@ pub unsafe extern "C" fn vmm_pool_torch_base_alloc(
 /// The figures of a device's pool as JSON: the object of vmm_pool_stats_json. Valid until the calling
 /// thread's next call of this function or vmm_pool_torch_report. NULL on failure.
 #[unsafe(no_mangle)]
-pub extern "C" fn vmm_pool_torch_stats_json(device_ordinal: c_int) -> *const c_char {
-    text(|| Ok(figures::json(&pool(device(device_ordinal)?)?)))
+pub extern "C" fn vmm_pool_torch_stats_json(device: c_int) -> *const c_char {
+    text(|| Ok(figures::json(&pool(device_id(device)?)?)))
 }
 
 /// How a device's memory is used, in lines for people. Valid until the calling thread's next call of this
@@ -67,9 +67,9 @@ pub extern "C" fn vmm_pool_torch_stats_json(device_ordinal: c_int) -> *const c_c
 /// After a request that failed, vmm_pool_torch_last_error says what was tried to be allocated and what
 /// may help; this says what holds the memory.
 #[unsafe(no_mangle)]
-pub extern "C" fn vmm_pool_torch_report(device_ordinal: c_int) -> *const c_char {
+pub extern "C" fn vmm_pool_torch_report(device: c_int) -> *const c_char {
     text(|| {
-        let device = device(device_ordinal)?;
+        let device = device_id(device)?;
         figures::report(&pool(device)?, device)
     })
 }

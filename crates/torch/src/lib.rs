@@ -15,7 +15,7 @@
 //! `VMM_POOL_DRIVER`: `auto`, the default, and `cuda` are the GPU, `sim` is simulated devices.
 //!
 //! Nothing panics across the border: a failure is NULL or nothing done, and its words are kept for
-//! [`vmm_pool_torch_last_error`]. Bytes of zero are NULL, which C allows and PyTorch, which does
+//! vmm_pool_torch_last_error. Bytes of zero are NULL, which C allows and PyTorch, which does
 //! not ask for no bytes, never sees; freeing NULL does nothing. In a forked child nothing is given
 //! and nothing is taken back. When the process exits, nothing is torn down and nothing is said.
 //!
@@ -38,7 +38,7 @@
 //! ```
 //!
 //! Then what the stream asks for in between is the graph's, freed or not, until
-//! [`vmm_pool_torch_graph_destroyed`]. **Not told**, such memory is ordinary: what is freed is reused
+//! vmm_pool_torch_graph_destroyed. **Not told**, such memory is ordinary: what is freed is reused
 //! by whatever comes next, and a launch of the graph writes over that. Then keep every tensor of
 //! the capture as long as the graph, temporary ones too, or do not capture.
 //!
@@ -66,7 +66,7 @@ fn length(size: isize) -> Result<u64, Failure> {
 ///
 /// # Safety
 /// `stream` is 0 or 1 (the legacy stream), 2 (the calling thread's own), or a live stream of
-/// `device`'s primary context. Before it is destroyed, [`vmm_pool_torch_stream_destroyed`] is
+/// `device`'s primary context. Before it is destroyed, vmm_pool_torch_stream_destroyed is
 /// called for it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_alloc(
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn vmm_pool_torch_alloc(
 }
 
 /// # Safety
-/// As [`vmm_pool_torch_alloc`].
+/// As vmm_pool_torch_alloc.
 #[cold]
 unsafe fn alloc(size: isize, key: Key) -> Result<u64, Failure> {
     let bytes = length(size)?;
@@ -110,7 +110,7 @@ unsafe fn alloc(size: isize, key: Key) -> Result<u64, Failure> {
 /// another length; the failure says which.
 ///
 /// # Safety
-/// As [`vmm_pool_torch_alloc`] for `stream`; if it is the stream of the allocation, it may be gone.
+/// As vmm_pool_torch_alloc for `stream`; if it is the stream of the allocation, it may be gone.
 /// The block is not used by work that is enqueued later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_free(
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn vmm_pool_torch_free(
 }
 
 /// # Safety
-/// As [`vmm_pool_torch_free`].
+/// As vmm_pool_torch_free.
 #[cold]
 unsafe fn free_otherwise(address: u64, size: isize, key: Key, error: Error) -> Result<(), Failure> {
     let bytes = length(size)?;
@@ -145,7 +145,7 @@ unsafe fn free_otherwise(address: u64, size: isize, key: Key, error: Error) -> R
 /// gate, and the block is not reused at all.
 ///
 /// # Safety
-/// As [`vmm_pool_torch_alloc`] for `stream`.
+/// As vmm_pool_torch_alloc for `stream`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_record_stream(pointer: *mut c_void, stream: *mut c_void) {
     let (address, stream) = (pointer.addr() as u64, Key::new(0, stream.addr()).handle());
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn vmm_pool_torch_stream_destroyed(device: c_int, stream: 
 /// failure.
 ///
 /// # Safety
-/// As [`vmm_pool_torch_alloc`].
+/// As vmm_pool_torch_alloc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_capture_begin(
     device: c_int,
@@ -195,7 +195,7 @@ pub unsafe extern "C" fn vmm_pool_torch_capture_begin(
 /// failure.
 ///
 /// # Safety
-/// As [`vmm_pool_torch_alloc`].
+/// As vmm_pool_torch_alloc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_capture_join(
     graph: u64,
@@ -218,7 +218,7 @@ pub extern "C" fn vmm_pool_torch_capture_end(graph: u64) -> c_int {
 /// failure.
 ///
 /// # Safety
-/// As [`vmm_pool_torch_alloc`]; the stream lives as long as the graph.
+/// As vmm_pool_torch_alloc; the stream lives as long as the graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vmm_pool_torch_graph_launched_on(
     graph: u64,

@@ -9,15 +9,12 @@ const WRITE_VARIABLE: &str = "VMM_POOL_WRITE_HEADERS";
 
 fn made(root: &Path) -> String {
     let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
-    let mut sources: Vec<PathBuf> =
-        std::fs::read_dir(root.join("src")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    // The order of the directory is no order.
-    sources.sort();
-    let builder = sources.iter().fold(cbindgen::Builder::new(), |all, source| all.with_src(source));
+    let builder = cbindgen::Builder::new().with_src(root.join("src/lib.rs"));
     let mut bytes = Vec::new();
     builder.with_config(config).generate().unwrap().write(&mut bytes);
     // What Rust calls so are plain conditions in C.
-    String::from_utf8(bytes).unwrap().replace(" * # Safety\n *\n", "").replace(" * # Safety\n", "")
+    let header = String::from_utf8(bytes).unwrap().replace(" * # Safety\n", "");
+    header.trim_start().to_owned()
 }
 
 /// The committed header is the one that cbindgen makes of the sources.
