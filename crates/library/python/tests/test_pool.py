@@ -108,6 +108,7 @@ class Blocks(unittest.TestCase):
             block.record_stream(stream)
             block.free(stream)
         self.assertEqual(self.live(), 0)
+        vmm_pool.stream_destroyed(0)
 
     def test_threads(self):
         failures = []

@@ -19,7 +19,9 @@ from vmm_pool._library import (
     Invalid,
     LibraryNotFound,
     NoDriver,
+    NotABlock,
     NotSupported,
+    OutOfAddresses,
     OutOfMemory,
     Panicked,
     Status,
@@ -27,7 +29,7 @@ from vmm_pool._library import (
     library,
     library_path,
 )
-from vmm_pool._pool import Access, Block, Elastic, Pool, default, report, stats, trim, version
+from vmm_pool._pool import Access, Block, Elastic, Pool, default, report, stats, stream_destroyed, trim, version
 
 __all__ = [
     "Access",
@@ -40,7 +42,9 @@ __all__ = [
     "Invalid",
     "LibraryNotFound",
     "NoDriver",
+    "NotABlock",
     "NotSupported",
+    "OutOfAddresses",
     "OutOfMemory",
     "Panicked",
     "Pool",
@@ -51,6 +55,7 @@ __all__ = [
     "library_path",
     "report",
     "stats",
+    "stream_destroyed",
     "trim",
     "version",
 ]

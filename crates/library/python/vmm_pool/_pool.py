@@ -168,7 +168,7 @@ class Elastic:
             check(library().vmm_use_end(use))
 
     def info(self) -> dict:
-        """What is known of it, by the names of `vmm_elastic_info`."""
+        """What is known of it, by the names of `vmm_elastic_state`."""
         found = ElasticInfo()
         check(library().vmm_elastic_info(self._handle, ctypes.byref(found)))
         names = [name for name, _ in ElasticInfo._fields_ if name not in ("struct_bytes", "reserved")]
@@ -304,13 +304,6 @@ class Pool:
         check(library().vmm_elastic_reserve(self._handle, ctypes.byref(options), ctypes.byref(handle)))
         return Elastic(self, handle.value)
 
-    def stream_destroyed(self, stream, device: int | None = None) -> None:
-        """To be called before a stream that was used here is destroyed.
-
-        Raises `Busy` while it is captured.
-        """
-        check(library().vmm_pool_stream_destroyed(self._handle, self._on(device), _stream(stream)))
-
     def stats(self) -> dict:
         """All figures of the pool: docs/CONFIGURATION.md says what they mean."""
         return json.loads(_text(library().vmm_pool_stats_json, self._handle))
@@ -356,6 +349,14 @@ class Pool:
         # Not in the place of an error that is under way.
         with contextlib.suppress(*([Error] if kind else [])):
             self.destroy()
+
+
+def stream_destroyed(stream, device: int = 0) -> None:
+    """To be called before a stream that was used with a pool is destroyed: its handle may be given out again.
+
+    Raises `Busy` while it is captured.
+    """
+    check(library().vmm_pool_stream_destroyed(_device(device), _stream(stream)))
 
 
 def default(device: int = 0) -> Pool:

@@ -75,7 +75,7 @@ STRUCTS = {
     "vmm_pool_options": PoolOptions,
     "vmm_pool_block_info": BlockInfo,
     "vmm_elastic_options": ElasticOptions,
-    "vmm_elastic_info": ElasticInfo,
+    "vmm_elastic_state": ElasticInfo,
 }
 
 _OUT = POINTER(c_uint64)
@@ -93,7 +93,7 @@ FUNCTIONS = {
     "vmm_pool_alloc": (c_int32, [c_void_p, c_int, c_uint64, c_void_p, _HANDLE]),
     "vmm_pool_free": (c_int32, [c_void_p, c_uint64, c_void_p]),
     "vmm_pool_record_stream": (c_int32, [c_void_p, c_void_p]),
-    "vmm_pool_stream_destroyed": (c_int32, [c_void_p, c_int, c_void_p]),
+    "vmm_pool_stream_destroyed": (c_int32, [c_int, c_void_p]),
     "vmm_pool_block": (c_int32, [c_void_p, POINTER(BlockInfo)]),
     "vmm_pool_stats_json": (c_int32, [c_void_p, c_char_p, c_size_t, POINTER(c_size_t)]),
     "vmm_pool_report": (c_int32, [c_void_p, c_int, c_char_p, c_size_t, POINTER(c_size_t)]),
