@@ -1,7 +1,7 @@
 /* The pool as a memory resource of RMM, for C++ programs.
  *
  *     #include <vmm_pool_rmm.hpp>
- *     auto resource = vmm_pool::rmm_resource(device);
+ *     auto resource = vmm_pool_rmm::resource(device);
  *     rmm::mr::set_current_device_resource_ref(resource);   // older RMM: set_current_device_resource(&resource)
  *
  * Link with -lvmm_pool. The resource has no state of its own: the memory is that of the process's own pool of
@@ -20,7 +20,7 @@
 #include <vmm_pool.h>
 #include <vmm_pool_torch.h>
 
-namespace vmm_pool {
+namespace vmm_pool_rmm {
 namespace detail {
 
 /* RMM names a stream by a type of its own, or by that of CUDA's C++ library. */
@@ -44,7 +44,7 @@ inline int as_device(void* argument) {
 
 /* Blocks belong to the stream that RMM names, and go back behind the stream that it names then. A request that
  * cannot be served throws rmm::out_of_memory with the pool's report, or rmm::bad_alloc for any other reason. */
-inline rmm::mr::callback_memory_resource rmm_resource(int device) {
+inline rmm::mr::callback_memory_resource resource(int device) {
   auto allocate = [](std::size_t bytes, auto stream, void* argument) -> void* {
     if (bytes == 0) {
       return nullptr;
@@ -69,6 +69,6 @@ inline rmm::mr::callback_memory_resource rmm_resource(int device) {
       allocate, deallocate, detail::as_argument(device), detail::as_argument(device));
 }
 
-} // namespace vmm_pool
+} // namespace vmm_pool_rmm
 
 #endif

@@ -122,7 +122,7 @@ class Finding(unittest.TestCase):
         place = Place(self).path
         library = vmm_pool.library_path()
         for module, lies in (
-            ("lib/vmm-pool/python", "lib"),
+            ("lib/python", "lib"),
             ("lib/python3.12/site-packages", "lib/python3.12/site-packages/vmm_pool"),
             ("share/vmm-pool/python", "lib"),
         ):
@@ -132,7 +132,7 @@ class Finding(unittest.TestCase):
             import shutil
 
             shutil.copytree(MODULE / "vmm_pool", prefix / module / "vmm_pool", dirs_exist_ok=True)
-            link = prefix / lies / "libvmm_pool.so"
+            link = prefix / lies / ("libvmm_pool.so.1" if "share" in module else "libvmm_pool.so")
             shutil.copy(library, link)
             told = child(
                 f"""

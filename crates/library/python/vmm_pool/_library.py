@@ -11,6 +11,8 @@ import threading
 
 ABI_VERSION = 1
 _NAME = "libvmm_pool.so"
+# As programs name it that were linked with it.
+_SONAME = f"{_NAME}.{ABI_VERSION}"
 _VARIABLE = "VMM_POOL_LIBRARY"
 
 
@@ -100,11 +102,10 @@ _loaded: tuple[pathlib.Path, ctypes.CDLL] | None = None
 def _candidates():
     """Where the library may lie, best first."""
     here = pathlib.Path(__file__).resolve().parent
-    yield here / _NAME
-    # Beside lib/pythonX/site-packages, lib/vmm_pool/python and share/vmm_pool/python of a prefix alike.
-    for above in list(here.parents)[:5]:
-        yield above / "lib" / _NAME
-        yield above / _NAME
+    # Beside the module, and in lib/ of any prefix that the module may lie in.
+    for directory in [here, *(place for above in list(here.parents)[:5] for place in (above / "lib", above))]:
+        yield directory / _NAME
+        yield directory / _SONAME
 
 
 def _find() -> str:
@@ -115,7 +116,7 @@ def _find() -> str:
     for path in _candidates():
         if path.is_file():
             return str(path)
-    return _NAME
+    return _SONAME
 
 
 def _path_of(library: ctypes.CDLL, asked: str) -> pathlib.Path:
