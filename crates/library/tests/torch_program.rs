@@ -2,55 +2,22 @@
 
 #![allow(clippy::unwrap_used, reason = "a failure ends the test")]
 
-use std::io::Write;
-use std::path::PathBuf;
+mod support;
+
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicU32, Ordering};
-
-static SKIPPED: AtomicU32 = AtomicU32::new(0);
-
-/// The program; `None`, with a counted line on the terminal, where there is no C compiler.
-fn program(story: &str) -> Option<PathBuf> {
-    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixture/torch.c");
-    // A process id in the name: the same test may run twice at a time.
-    let name = format!("torch-{story}-{}", std::process::id());
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let result = Command::new("cc")
-        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
-        .arg(&path)
-        .arg(source)
-        .arg("-ldl")
-        .output();
-    let output = match result {
-        Ok(output) => output,
-        Err(error) => {
-            let count = SKIPPED.fetch_add(1, Ordering::Relaxed) + 1;
-            // Not `eprintln`: the test runner would swallow the line of a test that passes.
-            let line = format!("skipped ({count} so far): {story}: no C compiler: {error}");
-            let mut terminal = std::io::stderr();
-            writeln!(terminal, "{line}").unwrap();
-            return None;
-        }
-    };
-    assert!(output.status.success(), "cc: {}", String::from_utf8_lossy(&output.stderr));
-    Some(path)
-}
-
-/// The library that cargo built beside this test.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let path = test.with_file_name("libvmm_pool.so");
-    assert!(path.exists(), "{}", path.display());
-    path
-}
 
 fn run(story: &str, environment: &[(&str, &str)]) -> Option<Output> {
-    let program = program(story)?;
-    let mut command = Command::new(&program);
-    command.arg(library()).arg(story).envs(environment.iter().copied());
-    let output = command.output().unwrap();
-    std::fs::remove_file(&program).unwrap();
-    Some(output)
+    let directory = support::directory(&format!("torch-{story}"));
+    let program = directory.join("program");
+    let mut compiler = support::compiler("cc", "-std=gnu11");
+    compiler.arg("-o").arg(&program).args(support::sources(&["torch.c"])).arg("-ldl");
+    let output = support::good(story, &mut compiler).and_then(|_| {
+        let mut command = Command::new(&program);
+        command.arg(support::library()).arg(story).envs(environment.iter().copied());
+        support::run(story, &mut command)
+    });
+    std::fs::remove_dir_all(&directory).unwrap();
+    output
 }
 
 /// The story ends well and says nothing.
