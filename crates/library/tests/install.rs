@@ -39,7 +39,7 @@ fn says(prefix: &Path, compiler: &mut Command, program: &Path) -> Option<String>
 fn the_installed_library_is_found_and_used() {
     let prefix = support::directory("prefix");
     install(&prefix).unwrap();
-    for name in ["vmm_pool.h", "vmm_pool_torch.h", "vmm_pool_cupy.h"] {
+    for name in ["vmm_pool.h", "vmm_pool_torch.h", "vmm_pool_cupy.h", "vmm_pool_rmm.hpp"] {
         assert!(prefix.join("include").join(name).is_file(), "{name}");
     }
     let program = prefix.join("program");

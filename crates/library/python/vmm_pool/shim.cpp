@@ -6,8 +6,6 @@
 // Compiled on the user's machine by torch.py, against the headers of the PyTorch at hand; links to nothing
 // of the pool, whose functions are handed over by `vmm_pool_shim_bind`.
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -22,11 +20,10 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
-struct CUstream_st;
+#include "shim_driver.hpp"
 
 namespace {
 
-using Stream = CUstream_st*;
 using Filter = std::function<bool(Stream)>;
 using PoolId = c10::MempoolId_t;
 static_assert(
@@ -49,65 +46,6 @@ struct Functions {
 };
 
 Functions pool{};
-
-// The driver's functions, from the library that PyTorch has loaded.
-struct Driver {
-  int (*is_capturing)(Stream, int*) = nullptr;
-  int (*device_get)(int*, int) = nullptr;
-  int (*primary_retain)(void**, int) = nullptr;
-  int (*primary_release)(int) = nullptr;
-  int (*push)(void*) = nullptr;
-  int (*pop)(void**) = nullptr;
-  int (*synchronize)() = nullptr;
-
-  Driver() {
-    void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    if (library == nullptr) {
-      return;
-    }
-    find(library, "cuStreamIsCapturing", is_capturing);
-    find(library, "cuDeviceGet", device_get);
-    find(library, "cuDevicePrimaryCtxRetain", primary_retain);
-    find(library, "cuDevicePrimaryCtxRelease_v2", primary_release);
-    find(library, "cuCtxPushCurrent_v2", push);
-    find(library, "cuCtxPopCurrent_v2", pop);
-    find(library, "cuCtxSynchronize", synchronize);
-  }
-
-  template <typename Function>
-  static void find(void* library, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(dlsym(library, name));
-  }
-
-  // The legacy stream cannot be asked while another is captured; it is not captured then.
-  bool captures(Stream stream) const {
-    int status = 0;
-    return is_capturing != nullptr && is_capturing(stream, &status) == 0 && status == 1;
-  }
-
-  // Waits for all work of a device. False if that cannot be had now.
-  bool wait_for(int ordinal) const {
-    int device = 0;
-    void* context = nullptr;
-    if (synchronize == nullptr || device_get == nullptr || primary_retain == nullptr ||
-        primary_release == nullptr || push == nullptr || pop == nullptr ||
-        device_get(&device, ordinal) != 0 || primary_retain(&context, device) != 0) {
-      return false;
-    }
-    bool done = false;
-    if (push(context) == 0) {
-      done = synchronize() == 0;
-      pop(&context);
-    }
-    primary_release(device);
-    return done;
-  }
-};
-
-const Driver& driver() {
-  static const Driver* found = new Driver;
-  return *found;
-}
 
 // Between PyTorch's begin and end for a pool of its own. `number` is the pool's capture, opened by the
 // first request in it: a begin is told of no stream, and of no capture if there is none.
@@ -177,6 +115,16 @@ std::atomic<size_t> open_count{0};
   TORCH_CHECK(false, "vmm-pool: ", doing, " on GPU ", device, ": ", words);
 }
 
+template <typename Entries, typename Condition>
+void drop_if(Entries& entries, Condition condition) {
+  entries.erase(std::remove_if(entries.begin(), entries.end(), condition), entries.end());
+}
+
+template <typename Entries>
+bool has(const Entries& entries, uint64_t number) {
+  return std::any_of(entries.begin(), entries.end(), [number](const auto& it) { return it.number == number; });
+}
+
 template <typename Entry>
 auto is_of(int device, const PoolId& id) {
   return [device, id](const Entry& entry) { return entry.device == device && entry.id == id; };
@@ -207,7 +155,7 @@ void reap(State& all) {
   auto gone = [](const Dying& it) {
     return driver().wait_for(it.device) && pool.graph_destroyed(it.number) == 0;
   };
-  all.dying.erase(std::remove_if(all.dying.begin(), all.dying.end(), gone), all.dying.end());
+  drop_if(all.dying, gone);
 }
 
 // Frees segments of PyTorch's memory pools. It takes for granted that whoever frees waits for the whole
@@ -221,7 +169,7 @@ bool free_segments(State& all) {
     return true;
   };
   size_t before = all.segments.size();
-  all.segments.erase(std::remove_if(all.segments.begin(), all.segments.end(), freed), all.segments.end());
+  drop_if(all.segments, freed);
   return all.segments.size() != before;
 }
 
@@ -236,7 +184,7 @@ void sweep(State& all) {
     all.lost.push_back(Lost{it.device, it.id, it.thread, it.number});
     return true;
   };
-  all.open.erase(std::remove_if(all.open.begin(), all.open.end(), over), all.open.end());
+  drop_if(all.open, over);
   open_count.store(all.open.size(), std::memory_order_relaxed);
 }
 
@@ -247,12 +195,12 @@ void bury(State& all) {
       return false;
     }
     auto& numbers = kept_of(all, it.device, it.id).numbers;
-    numbers.erase(std::remove(numbers.begin(), numbers.end(), it.number), numbers.end());
+    drop_if(numbers, [&it](uint64_t number) { return number == it.number; });
     pool.graph_destroyed(it.number);
     forget_if_empty(all, it.device, it.id);
     return true;
   };
-  all.lost.erase(std::remove_if(all.lost.begin(), all.lost.end(), failed), all.lost.end());
+  drop_if(all.lost, failed);
 }
 
 // Lets a stream take part in the capture that it belongs to. A thread's memory pool without a capture
@@ -396,26 +344,15 @@ void vmm_pool_shim_release(int device, PoolId id) {
   if (known == all.kept.end() || --known->uses > 0) {
     return;
   }
-  auto is_lost = [&all](uint64_t number) {
-    return std::any_of(all.lost.begin(), all.lost.end(), [number](const Lost& it) {
-      return it.number == number;
-    });
-  };
-  auto is_open = [&all](uint64_t number) {
-    return std::any_of(all.open.begin(), all.open.end(), [number](const Open& it) {
-      return it.number == number;
-    });
-  };
-  std::vector<uint64_t> stay;
-  for (uint64_t number : known->numbers) {
-    if (is_lost(number) || is_open(number)) {
-      stay.push_back(number);
-    } else {
-      all.dying.push_back(Dying{device, number});
+  auto dies = [&all, device](uint64_t number) {
+    if (has(all.lost, number) || has(all.open, number)) {
+      return false;
     }
-  }
+    all.dying.push_back(Dying{device, number});
+    return true;
+  };
   known->uses = 0;
-  known->numbers = std::move(stay);
+  drop_if(known->numbers, dies);
   forget_if_empty(all, device, id);
   reap(all);
 }

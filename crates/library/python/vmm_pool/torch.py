@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 _SOURCE = pathlib.Path(__file__).with_name("shim.cpp")
+_PARTS = [_SOURCE, _SOURCE.with_name("shim_driver.hpp")]
 _LOCK = threading.Lock()
 _ALLOCATORS: dict[tuple[bool, bool], object] = {}
 _SHIM: ctypes.CDLL | None = None
@@ -157,7 +158,7 @@ def _shim_path(torch) -> pathlib.Path:
     """Where the shim for this PyTorch lies; built now if it does not."""
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     root = pathlib.Path(torch.__file__).parent
-    source = _SOURCE.read_bytes()
+    source = b"".join(part.read_bytes() for part in _PARTS)
     # Not only the version: a PyTorch of the same version may be built otherwise, elsewhere.
     about = [torch.__version__, str(torch.version.git_version), str(abi), str(root), sys.platform, os.uname().machine]
     key = hashlib.sha256(source + "\0".join(about).encode()).hexdigest()[:16]
