@@ -157,7 +157,7 @@ unsafe fn told_bytes<T: Versioned>(from: *const T) -> Result<usize, Failure> {
     }
     // SAFETY: readable by this function's own condition.
     let told = unsafe { from.cast::<u32>().read_unaligned() } as usize;
-    if !(8..=STRUCT_BYTES_MAX).contains(&told) || told % 8 != 0 {
+    if !(8..=STRUCT_BYTES_MAX).contains(&told) || !told.is_multiple_of(8) {
         let expected = format!("sizeof({}), {} in this version", T::NAME, size_of::<T>());
         return Err(Failure::argument("struct_bytes", told, expected));
     }
