@@ -42,6 +42,7 @@ int fake_join(uint64_t number, int, void* stream) {
 int fake_end(uint64_t number) { log_ += "end " + text(number) + ";"; return 0; }
 int fake_destroyed(uint64_t number) { log_ += "destroyed " + text(number) + ";"; return 0; }
 int fake_fraction(double, int) { return 0; }
+void fake_empty() { log_ += "empty;"; }
 const char* fake_error() { return "the pool's report"; }
 int32_t fake_status() { return status; }
 
@@ -204,14 +205,14 @@ void segments() {
   start();
   void* block = vmm_pool_shim_alloc_segment(2, 1, stream(4));
   vmm_pool_shim_free_segment(block, 2, 1, stream(4));
-  asked("a segment", "alloc 2@4;free 2@4;");
+  asked("a segment", "alloc 2@4;free 2@4;empty;");
   expect("behind the device", text(uint64_t(*waits)) + " on " + text(uint64_t(*waited_for)), "1 on 1");
   *wait_answer = 900; // something is captured
   vmm_pool_shim_free_segment(block, 3, 1, stream(4));
   asked("not in a capture", "");
   *wait_answer = 0;
   vmm_pool_shim_free_segment(block, 4, 1, stream(5));
-  asked("but with the next", "free 3@4;free 4@5;");
+  asked("but with the next", "free 3@4;free 4@5;empty;");
   *wait_answer = 900;
   vmm_pool_shim_free_segment(block, 5, 1, stream(4));
   *wait_answer = 0, out = true, status = 2;
@@ -221,7 +222,7 @@ void segments() {
   } catch (const c10::OutOfMemoryError&) {
   }
   out = false;
-  asked("or when memory is short", "alloc 6@4;free 5@4;alloc 6@4;");
+  asked("or when memory is short", "alloc 6@4;free 5@4;empty;alloc 6@4;");
   vmm_pool_shim_free_segment(nullptr, 0, 1, stream(4));
   log_.clear();
 }
@@ -273,7 +274,7 @@ int main(int, char** arguments) {
   waited_for = static_cast<int*>(dlsym(library, "fake_device"));
   Functions functions{
       sizeof(Functions), fake_alloc, fake_free, fake_begin, fake_join, fake_end, fake_destroyed,
-      fake_fraction, fake_error, fake_status, 2};
+      fake_fraction, fake_empty, fake_error, fake_status, 2};
   Functions other = functions;
   other.struct_bytes -= 8;
   expect("another table is refused", text(uint64_t(vmm_pool_shim_bind(&other) == -1)), "1");

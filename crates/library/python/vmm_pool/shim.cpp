@@ -40,6 +40,7 @@ struct Functions {
   int (*capture_end)(uint64_t);
   int (*graph_destroyed)(uint64_t);
   int (*memory_fraction)(double, int);
+  void (*empty_cache)();
   const char* (*last_error)();
   int32_t (*last_status)();
   int64_t out_of_memory;
@@ -159,7 +160,8 @@ void reap(State& all) {
 }
 
 // Frees segments of PyTorch's memory pools. It takes for granted that whoever frees waits for the whole
-// device, as cudaFree does: a graph's launch in another stream may still use one. Whether any was freed.
+// device, as cudaFree does: a graph's launch in another stream may still use one. And that the memory is the
+// driver's then, for it keeps itself what it may use again. Whether any was freed.
 bool free_segments(State& all) {
   auto freed = [](const Segment& it) {
     if (!driver().wait_for(it.device)) {
@@ -170,7 +172,11 @@ bool free_segments(State& all) {
   };
   size_t before = all.segments.size();
   drop_if(all.segments, freed);
-  return all.segments.size() != before;
+  if (all.segments.size() == before) {
+    return false;
+  }
+  pool.empty_cache();
+  return true;
 }
 
 // A capture that fails has no end in PyTorch: its streams ask for ordinary memory again. What it has stays

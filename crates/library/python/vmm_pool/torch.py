@@ -95,6 +95,7 @@ class _Functions(ctypes.Structure):
             "capture_end",
             "graph_destroyed",
             "memory_fraction",
+            "empty_cache",
             "last_error",
             "last_status",
         )
@@ -116,6 +117,7 @@ def _bind(path: pathlib.Path) -> ctypes.CDLL:
         "capture_end": "vmm_pool_torch_capture_end",
         "graph_destroyed": "vmm_pool_torch_graph_destroyed",
         "memory_fraction": "vmm_pool_torch_memory_fraction",
+        "empty_cache": "vmm_pool_torch_empty_cache",
         "last_error": "vmm_pool_last_error",
         "last_status": "vmm_pool_last_status",
     }
@@ -233,7 +235,8 @@ def _index(torch, device) -> int:
 
 def allocator(*, shim: bool = True, segments: bool = False):
     """The pool as a ``torch.cuda.memory.CUDAPluggableAllocator``, the same each time. ``segments`` makes the one for
-    memory pools, whose frees wait for the device as PyTorch's caching allocator takes for granted.
+    memory pools, whose frees wait for the device and give memory back to the driver, as PyTorch's caching allocator
+    takes for granted.
 
     Raises `NoTorch`, `NoCompiler`, `ShimFailed`, `vmm_pool.LibraryNotFound`.
     """
