@@ -62,6 +62,47 @@ class CuPy(unittest.TestCase):
         )
         self.assertEqual(told.count("Out of memory allocating 104,857,600 bytes. vmm-pool: "), 2)
 
+    def test_streams_are_kept_until_they_are_released(self):
+        told = child(
+            """
+            import cupy, vmm_pool, vmm_pool.cupy
+
+            class Stream(cupy.Stream):
+                def __del__(self):
+                    print("destroyed")
+
+            vmm_pool.cupy.install()
+            cupy.cuda.stream = Stream(1)
+            array = cupy.Array(1000)
+            stream, cupy.cuda.stream = cupy.cuda.stream, cupy.Stream(0)
+            print("kept")
+            vmm_pool.cupy.release_stream(stream)
+            del stream
+            print("gone")
+            del array
+            assert vmm_pool.stats(0)["live_bytes"] == 0
+            """,
+            STAND_IN,
+        )
+        self.assertEqual(told.split(), ["kept", "destroyed", "gone"])
+
+    def test_another_failure_is_no_want_of_memory(self):
+        told = child(
+            """
+            import cupy, rmm, vmm_pool, vmm_pool.cupy, vmm_pool.rmm
+            cupy.cuda.runtime.device = 99
+            resource = vmm_pool.rmm.resource(99)
+            stream = rmm.Stream(0)
+            for call in (vmm_pool.cupy.allocate, vmm_pool.cupy.c_allocator(), lambda n: resource.allocate(n, stream)):
+                try:
+                    call(10)
+                except vmm_pool.Invalid as error:
+                    print(error)
+            """,
+            STAND_IN,
+        )
+        self.assertEqual(told.count("device 99: this machine has 8 device(s)"), 3)
+
     def test_the_c_functions_give_and_take(self):
         child(
             """

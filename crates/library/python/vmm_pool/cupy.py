@@ -14,7 +14,11 @@ import ctypes
 
 import vmm_pool
 
-__all__ = ["NoCuPy", "allocate", "c_allocator", "install", "record_stream"]
+__all__ = ["NoCuPy", "allocate", "c_allocator", "install", "record_stream", "release_stream"]
+
+# Streams that memory was taken for, by device and handle. A stream that ended unseen could give its handle to
+# another, which would then be given memory that the ended one's work still uses.
+_STREAMS: dict[tuple[int, int], object] = {}
 
 
 class NoCuPy(vmm_pool.Error, ImportError):
@@ -42,11 +46,6 @@ class _Owner:
         self._free(self.address, self.bytes, self.device, self.stream)
 
 
-def _words() -> str:
-    words = vmm_pool.library().vmm_pool_last_error()
-    return words.decode(errors="replace") if words else "no reason was given"
-
-
 def allocate(size: int):
     """An allocator for ``cupy.cuda.set_allocator``: ``size`` bytes on the current device, for its current stream.
 
@@ -57,14 +56,24 @@ def allocate(size: int):
     if size == 0:
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, device), 0)
     library = vmm_pool.library()
-    stream = cupy.cuda.get_current_stream().ptr
+    current = cupy.cuda.get_current_stream()
+    stream = current.ptr
+    _STREAMS.setdefault((device, stream), current)
     address = library.vmm_pool_torch_alloc(size, device, stream)
     if not address:
-        if library.vmm_pool_last_status() == vmm_pool.Status.OUT_OF_MEMORY:
-            raise _out_of_memory(cupy, size, _words())
-        vmm_pool.check(library.vmm_pool_last_status())
+        _fail(cupy, size)
     owner = _Owner(library.vmm_pool_torch_free, address, size, device, stream)
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, owner, device), 0)
+
+
+def _fail(cupy, size: int):
+    """Raises what the calling thread's last failure was."""
+    library = vmm_pool.library()
+    status = library.vmm_pool_last_status()
+    if status != vmm_pool.Status.OUT_OF_MEMORY:
+        vmm_pool.check(status)
+        raise vmm_pool.Error("there is no memory, and no reason was given")
+    raise _out_of_memory(cupy, size, library.vmm_pool_last_error().decode(errors="replace"))
 
 
 def _out_of_memory(cupy, size: int, words: str):
@@ -102,7 +111,19 @@ def record_stream(array, stream=None) -> None:
     if not isinstance(owner, _Owner):
         raise vmm_pool.Invalid("the array does not lie in the pool: expected one made after vmm_pool.cupy.install()")
     chosen = stream if stream is not None else cupy.cuda.get_current_stream()
+    _STREAMS.setdefault((owner.device, chosen.ptr), chosen)
     vmm_pool.check(vmm_pool.library().vmm_pool_record_stream(owner.address, chosen.ptr))
+
+
+def release_stream(stream) -> None:
+    """Forgets a stream that is not used any more. The pool keeps each stream that memory was taken for, so a program
+    that makes many calls this with them; and with an ``ExternalStream`` before its owner destroys it.
+
+    Raises `vmm_pool.Busy` while it is captured.
+    """
+    for device, handle in [key for key in list(_STREAMS) if key[1] == stream.ptr]:
+        vmm_pool.stream_destroyed(handle, device)
+        _STREAMS.pop((device, handle), None)
 
 
 def c_allocator():
@@ -123,7 +144,7 @@ def c_allocator():
     def allocate_checked(size):
         pointer = made.malloc(size)
         if size and not pointer.ptr:
-            raise _out_of_memory(cupy, size, _words())
+            _fail(cupy, size)
         return pointer
 
     return allocate_checked

@@ -21,7 +21,7 @@ def resource(device: int | None = None):
     """The pool of a device, by default of the current one, as an ``rmm.mr.CallbackMemoryResource``.
 
     Blocks belong to the stream that RMM names, and go back behind the stream that RMM names then. A request that
-    cannot be served raises ``MemoryError`` with the pool's report.
+    cannot be served for want of memory raises ``MemoryError`` with the pool's report, else `vmm_pool.Error`.
 
     Raises `NoRmm`, `vmm_pool.LibraryNotFound`.
     """
@@ -46,8 +46,10 @@ def resource(device: int | None = None):
             return 0
         address = library.vmm_pool_torch_alloc(size, device, handle(stream))
         if not address:
-            words = library.vmm_pool_last_error() or b"no reason was given"
-            raise MemoryError(f"vmm-pool: {words.decode(errors='replace')}")
+            status, words = library.vmm_pool_last_status(), library.vmm_pool_last_error()
+            if status != vmm_pool.Status.OUT_OF_MEMORY:
+                vmm_pool.check(status)
+            raise MemoryError(f"vmm-pool: {(words or b'no reason was given').decode(errors='replace')}")
         return address
 
     def deallocate(address, size, stream):
