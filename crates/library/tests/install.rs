@@ -61,6 +61,14 @@ fn the_installed_library_is_found_and_used() {
     if let Some(said) = says(&prefix, &mut example, &program) {
         assert!(said.starts_with("1048576 bytes at 0x"), "{said}");
     }
+    let mut python = Command::new("python3");
+    python
+        .args(["-B", "-c", "import vmm_pool; print(vmm_pool.version())"])
+        .env("PYTHONPATH", prefix.join("lib/python"))
+        .env_remove("VMM_POOL_LIBRARY");
+    if let Some(said) = good("install", &mut python) {
+        assert_eq!(said.trim(), env!("CARGO_PKG_VERSION"));
+    }
     std::fs::remove_dir_all(&prefix).unwrap();
 }
 
