@@ -65,7 +65,7 @@ measure() {
             echo "${function#countme_} $(inclusive counted "$function") $operations"
         done
     local pairs=2000 library="$target/release/libvmm_pool.so" case kind bytes
-    for case in hot_small:hot:65536 replace_small:replace:65536 hot_large:hot:4194304; do
+    for case in hot_small:hot:65536 replace_small:replace:65536 hot_large:hot:4194304 general_small:general:65536; do
         IFS=: read -r case kind bytes <<<"$case"
         VMM_POOL_DRIVER=sim VMM_POOL_BACKGROUND=0 \
             profile "c_$case" "$target/release/examples/pairs" "$library" "$kind" "$bytes" "$pairs"

@@ -6,7 +6,7 @@ use vmm_pool::{ChunkSize, Contents, DebugMode, Pool};
 use vmm_sys::DeviceId;
 
 use crate::border::{device_id, not_forked, status};
-use crate::driver::driver;
+use crate::driver::{device_count, driver};
 use crate::failure::{self, Failure};
 use crate::handle::{VmmPool, handle};
 use crate::pointers::{give_text, put, required, text};
@@ -125,7 +125,7 @@ unsafe fn create(options: *const VmmPoolOptions) -> Result<(Pool, Option<u32>), 
 }
 
 fn all_devices() -> Result<Vec<DeviceId>, Failure> {
-    Ok((0..driver()?.device_count()?).map(DeviceId).collect())
+    Ok((0..device_count()?).map(DeviceId).collect())
 }
 
 /// # Safety
@@ -140,7 +140,7 @@ unsafe fn devices(options: &VmmPoolOptions) -> Result<Vec<DeviceId>, Failure> {
             return Err(Failure::argument("device_count", count, format!("1 to {DEVICES_MAX}")));
         }
     }
-    let machine = driver()?.device_count()?;
+    let machine = device_count()?;
     let named = |at| {
         // SAFETY: the caller vouches for `device_count` ordinals.
         let device = device_id(unsafe { options.devices.add(at).read_unaligned() })?;

@@ -38,13 +38,27 @@ pub fn driver() -> Result<&'static Arc<dyn Driver>, Failure> {
     DRIVER.get_or_init(choose).as_ref().map_err(Clone::clone)
 }
 
+/// How many devices the machine has. The driver is asked once.
+///
+/// # Errors
+/// As [`driver`].
+pub fn device_count() -> Result<u32, Failure> {
+    static COUNT: OnceLock<u32> = OnceLock::new();
+    match COUNT.get() {
+        Some(count) => Ok(*count),
+        None => {
+            let count = driver()?.device_count()?;
+            Ok(*COUNT.get_or_init(|| count))
+        }
+    }
+}
+
 /// The driver, if the machine has the device.
 ///
 /// # Errors
 /// [`Failure::NoSuchDevice`]; as [`driver`].
 pub fn driver_of(device: DeviceId) -> Result<&'static Arc<dyn Driver>, Failure> {
-    let driver = driver()?;
-    let count = driver.device_count()?;
+    let (driver, count) = (driver()?, device_count()?);
     match device.0 < count {
         true => Ok(driver),
         false => Err(Failure::NoSuchDevice { asked: device.0, count }),

@@ -29,7 +29,7 @@ mod structs;
 use std::time::Duration;
 
 pub use create::*;
-pub use driver::{DriverChosen, driver, driver_of, use_driver};
+pub use driver::{DriverChosen, device_count, driver, driver_of, use_driver};
 pub use elastic::*;
 pub use failure::Failure;
 pub use handle::{VmmElastic, VmmPool, VmmUse};

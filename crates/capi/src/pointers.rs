@@ -114,9 +114,9 @@ mod tests {
 
     #[test]
     fn text_is_taken_if_it_is_short_and_utf_8() {
-        let take = |text: &CStr| {
+        let take = |words: &CStr| {
             // SAFETY: a C string.
-            unsafe { super::text(text.as_ptr(), "tag") }.map_err(|failure| failure.to_string())
+            unsafe { text(words.as_ptr(), "tag") }.map_err(|failure| failure.to_string())
         };
         let long = |bytes| CString::new("x".repeat(bytes)).unwrap();
         assert_eq!(take(c"kv"), Ok(Some("kv".to_owned())));
@@ -124,6 +124,6 @@ mod tests {
         assert!(take(&long(256)).unwrap_err().contains("at most 255 bytes"));
         assert!(take(c"a\xff").unwrap_err().contains("tag = a\\xff: expected UTF-8"));
         // SAFETY: NULL.
-        assert!(unsafe { super::text(std::ptr::null(), "tag") }.unwrap().is_none());
+        assert!(unsafe { text(std::ptr::null(), "tag") }.unwrap().is_none());
     }
 }

@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn earlier_and_later_structs_are_understood() {
         // As the C side has it: eight words, the first of which holds the length and the device.
-        let mut words;
+        let mut words = [0_u64; 8];
         let value = VmmPoolBlockInfo { struct_bytes: 0, device: 3, address: 5, bytes: 7 };
         for (told, expected) in
             [(16_u32, [5, u64::MAX, u64::MAX]), (24, [5, 7, u64::MAX]), (32, [5, 7, 0])]

@@ -1,8 +1,11 @@
 //! Warm pairs through the C functions of a built library, as a program that loads it pays for them.
 //!
 //! ```text
-//! pairs LIBRARY [hot|replace] [BYTES] [PAIRS]
+//! pairs LIBRARY [hot|replace|general] [BYTES] [PAIRS]
 //! ```
+//!
+//! `general` does what `hot` does by `vmm_pool_alloc` and `vmm_pool_free`, the others by PyTorch's
+//! functions.
 //!
 //! Under callgrind, `--toggle-collect='countme*'` counts the pairs alone; `nothing` in place of the
 //! library measures the loop itself. Set VMM_POOL_DRIVER=sim where there is no GPU.
@@ -15,6 +18,10 @@ use libloading::Library;
 
 type Take = unsafe extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void;
 type Give = unsafe extern "C" fn(*mut c_void, isize, c_int, *mut c_void);
+
+type PoolOf = unsafe extern "C" fn(i32, *mut *mut c_void) -> i32;
+type PoolTake = unsafe extern "C" fn(*mut c_void, i32, u64, *mut c_void, *mut *mut c_void) -> i32;
+type PoolGive = unsafe extern "C" fn(*mut c_void, u64, *mut c_void) -> i32;
 
 /// Blocks that live meanwhile, a power of two.
 const LIVE: usize = 1024;
@@ -51,6 +58,32 @@ fn countme_replace(take: Take, give: Give, bytes: isize, pairs: u64, live: &mut 
     }
 }
 
+#[inline(never)]
+fn countme_general(pool: *mut c_void, take: PoolTake, give: PoolGive, bytes: u64, pairs: u64) {
+    let (mut block, legacy) = (std::ptr::null_mut(), std::ptr::null_mut());
+    for _ in 0..pairs {
+        // SAFETY: the legacy stream, a live place for the answer, and no work that uses the block.
+        let answers =
+            unsafe { (take(pool, 0, bytes, legacy, &raw mut block), give(block, bytes, legacy)) };
+        assert_eq!(answers, (0, 0));
+    }
+}
+
+/// The general functions, in the process's own pool of device 0.
+fn general(library: &Library, bytes: u64, pairs: u64) -> Result<(), libloading::Error> {
+    // SAFETY: the types are those of include/vmm_pool.h.
+    let (pool_of, take, give): (PoolOf, PoolTake, PoolGive) = unsafe {
+        let pool_of = *library.get(b"vmm_pool_default")?;
+        (pool_of, *library.get(b"vmm_pool_alloc")?, *library.get(b"vmm_pool_free")?)
+    };
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: a live place for the answer.
+    assert_eq!(unsafe { pool_of(0, &raw mut pool) }, 0);
+    // The first call of the thread is a look-up: one in many.
+    countme_general(pool, take, give, bytes, pairs);
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let argument = |nth: usize, otherwise: &str| -> String {
@@ -84,7 +117,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     match case.as_str() {
         "hot" => countme_hot(take, give, bytes, pairs),
         "replace" => countme_replace(take, give, bytes, pairs, &mut live),
-        other => return Err(format!("no case {other}: expected hot or replace").into()),
+        "general" => {
+            let library = library.as_ref().ok_or("general: expected a library")?;
+            general(library, bytes as u64, pairs)?;
+        }
+        other => {
+            return Err(format!("no case {other}: expected hot, replace or general").into());
+        }
     }
     let ns = start.elapsed().as_secs_f64() * 1e9 / pairs as f64;
     println!("{path} {case} {bytes} bytes: {ns:.1} ns a pair");

@@ -59,7 +59,8 @@ pub(crate) fn compiles(root: &str, name: &str) {
                 skipped += 1;
                 // Not `eprintln`: the test runner would swallow the line of a test that passes.
                 let line = format!("skipped ({skipped} so far): {name}: no {compiler}: {error}");
-                writeln!(std::io::stderr(), "{line}").unwrap();
+                let mut terminal = std::io::stderr();
+                writeln!(terminal, "{line}").unwrap();
             }
         }
     }
