@@ -186,7 +186,9 @@ def _build(place: pathlib.Path, root: pathlib.Path, abi: int) -> None:
         *("-std=c++17", "-O2", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
         *("-isystem", str(root / "include")),
         *(str(_SOURCE), "-o", name),
-        *(f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}", "-ldl"),
+        # The C++ runtime is PyTorch's, by way of libc10: where the compiler links one of its own, statically,
+        # exceptions and streams of the two do not go together.
+        *("-nodefaultlibs", f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}", "-lgcc_s", "-lc", "-ldl"),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
