@@ -5,7 +5,7 @@
 #   --release       builds with optimisation; without it, a debug build
 #   --library FILE  installs a library that was built before, and builds nothing
 #
-# PREFIX/lib/libvmm_pool.so.1 (1 is the ABI version) with the link libvmm_pool.so, PREFIX/include/*.h,
+# PREFIX/lib/libvmm_pool.so.1 (1 is the ABI version) with the link libvmm_pool.so, PREFIX/include/*.h and *.hpp,
 # PREFIX/lib/pkgconfig/vmm_pool.pc, PREFIX/lib/python/vmm_pool. DESTDIR, if set, comes before PREFIX
 # where files are written, and is not written into them.
 set -euo pipefail
@@ -47,7 +47,7 @@ to="${DESTDIR:-}$prefix"
 install -d "$to/lib/pkgconfig" "$to/include"
 install -m 755 "$library" "$to/lib/libvmm_pool.so.$abi"
 ln -sf "libvmm_pool.so.$abi" "$to/lib/libvmm_pool.so"
-install -m 644 "$root"/crates/{capi,torch,cupy}/include/*.h "$to/include/"
+install -m 644 "$root"/crates/{capi,torch,cupy}/include/*.h "$here"/include/*.hpp "$to/include/"
 sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" "$here/vmm_pool.pc.in" \
     >"$to/lib/pkgconfig/vmm_pool.pc"
 if [ -d "$here/python/vmm_pool" ]; then

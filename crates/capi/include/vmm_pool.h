@@ -347,6 +347,12 @@ const char *vmm_pool_version(void);
 const char *vmm_pool_last_error(void);
 
 /**
+ * The status of the calling thread's last failure, VMM_POOL_OK if there was none: for functions that
+ * answer with an address. A call that succeeds does not change it.
+ */
+int32_t vmm_pool_last_status(void);
+
+/**
  * Makes a pool. The driver is chosen by VMM_POOL_DRIVER when it is first needed: auto (default) and
  * cuda are the GPU, sim is simulated devices. *out is NULL on failure.
  *

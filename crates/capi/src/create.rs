@@ -48,6 +48,13 @@ pub extern "C" fn vmm_pool_last_error() -> *const c_char {
     failure::last()
 }
 
+/// The status of the calling thread's last failure, VMM_POOL_OK if there was none: for functions that
+/// answer with an address. A call that succeeds does not change it.
+#[unsafe(no_mangle)]
+pub extern "C" fn vmm_pool_last_status() -> i32 {
+    failure::last_status()
+}
+
 /// Makes a pool. The driver is chosen by VMM_POOL_DRIVER when it is first needed: auto (default) and
 /// cuda are the GPU, sim is simulated devices. *out is NULL on failure.
 ///

@@ -1,6 +1,6 @@
 //! What can go wrong, its status, and where its words are kept for the C side.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char, c_int};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -127,6 +127,8 @@ fn of_driver(error: &vmm_sys::DriverError) -> Status {
 fn of_pool(error: &Error) -> Status {
     match error {
         _ if error.is_out_of_memory() => Status::VMM_POOL_OUT_OF_MEMORY,
+        // More than any device has: to whoever asks that is no other case than a little more.
+        Error::TooLarge { .. } => Status::VMM_POOL_OUT_OF_MEMORY,
         Error::OutOfAddresses { .. } => Status::VMM_POOL_OUT_OF_ADDRESSES,
         Error::UnknownAddress { .. } | Error::NotAllocated { .. } => Status::VMM_POOL_NOT_A_BLOCK,
         Error::Unsupported { .. } | Error::AddressTaken { .. } => Status::VMM_POOL_NOT_SUPPORTED,
@@ -158,6 +160,7 @@ fn of_elastic(error: &ElasticError) -> Status {
 
 thread_local! {
     static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
+    static LAST_STATUS: Cell<i32> = const { Cell::new(Status::VMM_POOL_OK as i32) };
     static REPORT: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
@@ -185,6 +188,13 @@ fn look(slot: &'static Slot) -> *const c_char {
 #[cold]
 pub fn keep(failure: &Failure) {
     put(&LAST, &failure.to_string());
+    // A thread that is dropping its values has nobody left to ask.
+    let _ended = LAST_STATUS.try_with(|last| last.set(failure.status() as i32));
+}
+
+/// The status of the failure kept last; that of no failure before.
+pub fn last_status() -> i32 {
+    LAST_STATUS.try_with(Cell::get).unwrap_or(Status::VMM_POOL_OK as i32)
 }
 
 /// The words kept last; they move only when others take their place.

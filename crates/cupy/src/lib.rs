@@ -6,7 +6,7 @@
 //! ```
 //!
 //! CuPy tells such an allocator no stream: neither which one the memory is for, nor which ones have
-//! used it. So memory comes from the lane of the legacy default stream, and what is freed is put aside
+//! used it. So memory comes from a lane that no stream of the program shares, and what is freed is put aside
 //! until the host has waited once for all work of the device; then nothing that was enqueued before the
 //! free can still use it, on whatever stream. That wait is made when memory that is mapped does not
 //! suffice, for all that was put aside until then, instead of making more memory. An allocator in
@@ -14,16 +14,13 @@
 //! way where it can be used.
 
 mod aside;
+mod own;
 
 use std::ffi::{c_int, c_void};
 
 use vmm_pool::block_of;
+use vmm_pool_capi::Failure;
 use vmm_pool_capi::border::{device_id, guarded, kept, not_forked, status};
-use vmm_pool_capi::lanes::{self, Key};
-use vmm_pool_capi::{Failure, recent};
-
-/// The legacy default stream.
-const STREAM: usize = 1;
 
 /// Memory of a device, aligned to 512, that is ordered with nothing: usable on any stream at once. NULL for
 /// no bytes, and on failure: vmm_pool_last_error says why. `param` is ignored.
@@ -36,29 +33,14 @@ pub extern "C" fn vmm_pool_cupy_malloc(
     device: c_int,
 ) -> *mut c_void {
     let _ = param;
-    let key = Key::new(device, STREAM);
-    let address = guarded(0, || match recent::with(key, |lane| lane.alloc_raw_warm(size as u64)) {
-        Some(Some(address)) => address,
-        _ => kept(0, alloc(size as u64, key)),
-    });
+    let address = guarded(0, || kept(0, alloc(size as u64, device)));
     // An address of the device: no memory that Rust knows of.
     std::ptr::without_provenance_mut(address as usize)
 }
 
-#[cold]
-fn alloc(bytes: u64, key: Key) -> Result<u64, Failure> {
-    if bytes == 0 {
-        return Ok(0);
-    }
-    // SAFETY: the legacy stream lives as long as its context.
-    let lane = unsafe { lanes::lane(key)? };
-    recent::remember(key, &lane);
-    if let Some(address) = lane.alloc_raw_warm(bytes) {
-        return Ok(address);
-    }
-    // If that cannot be, memory is made: the request need not fail for it.
-    let _not_now = aside::give_back(lane.device());
-    Ok(lane.alloc_raw(bytes)?)
+fn alloc(bytes: u64, device: c_int) -> Result<u64, Failure> {
+    not_forked()?;
+    own::alloc(device_id(device)?, bytes)
 }
 
 /// Gives memory back. Work enqueued before, on any stream of any device that was used with it, may still

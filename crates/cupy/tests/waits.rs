@@ -20,6 +20,9 @@ fn machine() -> Arc<Sim> {
     static MACHINE: OnceLock<Arc<Sim>> = OnceLock::new();
     let machine = MACHINE.get_or_init(|| {
         let sim = Sim::builder().devices(4).build();
+        // Two blocks and no more, so that lanes have to take from one another.
+        // SAFETY: no other thread is reading the environment: all of this program's wait here first.
+        unsafe { std::env::set_var("VMM_POOL_LIMIT", "64M") };
         use_driver(sim.clone()).unwrap();
         sim
     });
@@ -92,4 +95,29 @@ fn a_capture_is_not_harmed_and_memory_is_made_meanwhile() {
         let stats = pool(device).unwrap().device_stats(device).unwrap();
         assert_eq!(stats.buffers, 0, "{mode:?}");
     }
+}
+
+#[test]
+fn what_another_lane_freed_is_given_out_after_the_work_of_that_lane() {
+    let (sim, device) = (machine(), DeviceId(2));
+    let driver: Arc<dyn Driver> = sim.clone();
+    let stream = Stream::create(&driver, device).unwrap();
+    let lane = pool(device).unwrap().lane(&stream).unwrap();
+    let blocks = [lane.alloc(BYTES as u64).unwrap(), lane.alloc(BYTES as u64).unwrap()];
+    let hold = sim.hold(device, stream.handle()).unwrap();
+    drop(blocks);
+    let is_released = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let is_released = &is_released;
+        scope.spawn(move || {
+            let block = take(device);
+            assert!(is_released.load(Ordering::Acquire), "work of the other lane may still use it");
+            give(block, device);
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        is_released.store(true, Ordering::Release);
+        sim.release_hold(hold);
+    });
+    assert_eq!(vmm_pool_cupy_synchronize(2), 0);
+    assert!(pool(device).unwrap().verify().is_ok());
 }

@@ -39,7 +39,7 @@ fn says(prefix: &Path, compiler: &mut Command, program: &Path) -> Option<String>
 fn the_installed_library_is_found_and_used() {
     let prefix = support::directory("prefix");
     install(&prefix).unwrap();
-    for name in ["vmm_pool.h", "vmm_pool_torch.h", "vmm_pool_cupy.h"] {
+    for name in ["vmm_pool.h", "vmm_pool_torch.h", "vmm_pool_cupy.h", "vmm_pool_rmm.hpp"] {
         assert!(prefix.join("include").join(name).is_file(), "{name}");
     }
     let program = prefix.join("program");
@@ -60,6 +60,14 @@ fn the_installed_library_is_found_and_used() {
     example.arg("-pedantic").arg(&source);
     if let Some(said) = says(&prefix, &mut example, &program) {
         assert!(said.starts_with("1048576 bytes at 0x"), "{said}");
+    }
+    let mut python = Command::new("python3");
+    python
+        .args(["-B", "-c", "import vmm_pool; print(vmm_pool.version())"])
+        .env("PYTHONPATH", prefix.join("lib/python"))
+        .env_remove("VMM_POOL_LIBRARY");
+    if let Some(said) = good("install", &mut python) {
+        assert_eq!(said.trim(), env!("CARGO_PKG_VERSION"));
     }
     std::fs::remove_dir_all(&prefix).unwrap();
 }

@@ -126,10 +126,11 @@ void vmm_pool_torch_reset(void);
 
 /**
  * Lets the process's own pool of a device hold at most this part of the device's memory, 0 to 1, from
- * now on. What it holds beyond stays until it is freed and given back. For set_memory_fraction_fn.
+ * now on. What it holds beyond stays until it is freed and given back. Answers with a status of
+ * vmm_pool.h. For set_memory_fraction_fn, which does not look at it.
  */
-void vmm_pool_torch_memory_fraction(double fraction,
-                                    int device);
+int vmm_pool_torch_memory_fraction(double fraction,
+                                   int device);
 
 /**
  * The block that starts at `ptr`: its address, and its length in *size unless that is NULL. NULL for what

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use vmm_pool::block_of;
-use vmm_pool_capi::border::{device_id, guarded, kept, not_forked};
+use vmm_pool_capi::border::{device_id, guarded, kept, not_forked, status};
 use vmm_pool_capi::{Failure, failure, figures, pool, set_fraction};
 
 /// Chooses the driver, so that what is wrong is said before memory is asked for. For set_init_fn.
@@ -27,10 +27,11 @@ pub extern "C" fn vmm_pool_torch_reset() {
 }
 
 /// Lets the process's own pool of a device hold at most this part of the device's memory, 0 to 1, from
-/// now on. What it holds beyond stays until it is freed and given back. For set_memory_fraction_fn.
+/// now on. What it holds beyond stays until it is freed and given back. Answers with a status of
+/// vmm_pool.h. For set_memory_fraction_fn, which does not look at it.
 #[unsafe(no_mangle)]
-pub extern "C" fn vmm_pool_torch_memory_fraction(fraction: f64, device: c_int) {
-    guarded((), || kept((), device_id(device).and_then(|it| set_fraction(it, fraction))));
+pub extern "C" fn vmm_pool_torch_memory_fraction(fraction: f64, device: c_int) -> c_int {
+    status(|| device_id(device).and_then(|it| set_fraction(it, fraction)))
 }
 
 /// The block that starts at `ptr`: its address, and its length in *size unless that is NULL. NULL for what
