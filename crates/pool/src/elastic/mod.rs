@@ -21,7 +21,8 @@
 //! `body`, `state`: what it is made of, and who may change it. `growth`, `commit`, `decommit`: memory
 //! comes and goes; `borrow`: from lenders too. `access`: which devices may use it. `uses`: which
 //! streams do; `copy`: copies within it; `bytes`: reads and writes from the host. `share`: one chunk at
-//! several addresses. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
+//! several addresses. `hooks`: who is told of changes; `export`: descriptors
+//! for other processes. `ahead`: growth in the background. `terms`, `prepare`,
 //! `relocate`, `take_back`: other places for the memory, by way of `door`, which keeps users out
 //! meanwhile, and `copier`; asked for by `migrate` and `sleep`, by a lender (`recall`), by the pool
 //! when a home has room again (`homecoming`) and when a device is short (`relief`). `progress`: what
@@ -41,6 +42,7 @@ mod copy;
 mod decommit;
 pub(crate) mod door;
 pub(crate) mod error;
+mod export;
 mod growth;
 pub(crate) mod homecoming;
 mod hooks;
@@ -61,7 +63,6 @@ pub(crate) mod verify;
 
 use std::fmt;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use vmm_sys::object::Stream;
@@ -318,31 +319,6 @@ impl ElasticBuffer {
         hook: impl Fn(&BackingChange) + Send + Sync + 'static,
     ) -> BackingHook {
         self.body.hooks.add(hook)
-    }
-
-    /// Descriptors of the pieces, for other processes; each keeps its memory taken until it is
-    /// closed. Slow, 0.6 ms a piece: make them once and keep them while the generation stays. A
-    /// shared chunk has one for each of its addresses.
-    ///
-    /// # Errors
-    /// [`ElasticError::NotExportable`] unless the buffer was built exportable; the driver's.
-    pub fn export_pieces(&self) -> Result<Vec<(Piece, OwnedFd)>, Error> {
-        if !self.body.shape.exportable {
-            return Err(ElasticError::NotExportable.into());
-        }
-        // Nobody changes the memory meanwhile.
-        let operation = self.body.operate()?;
-        operation.check_mended()?;
-        let state = self.body.state();
-        let mappings = state.pieces.values().filter_map(|it| it.mapping());
-        let chunks: Vec<_> = mappings.map(|mapping| mapping.chunk().clone()).collect();
-        drop(state);
-        let pieces = self.pieces().into_iter().zip(chunks);
-        let exported = pieces
-            .map(|(piece, chunk)| Ok((piece, Turn::Requester.with(|| chunk.export_fd())?)))
-            .collect();
-        drop(operation);
-        exported
     }
 }
 

@@ -203,6 +203,18 @@ impl Stream {
         }
     }
 
+    /// Runs `function` on a thread of the driver once all work enqueued until now is done
+    /// (`cuLaunchHostFunc`); later work waits for it. It must make no driver call, and is not run if
+    /// the context is lost before.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn call_on_host(&self, function: impl FnOnce() + Send + 'static) -> DriverResult<()> {
+        let (inner, function) = (&self.0, Box::new(function));
+        // SAFETY: `self` owns a live handle.
+        unsafe { inner.driver.launch_host_function(inner.device, self.handle_here(), function) }
+    }
+
     /// Waits on the host for all work (`cuStreamSynchronize`).
     ///
     /// # Errors
