@@ -226,7 +226,10 @@ fn chunks_are_exportable_only_where_that_was_asked_for() {
     assert!(shared.pieces().iter().all(|piece| piece.exportable));
     assert_eq!(shared.export_pieces().unwrap().len(), 2);
     let part = shared.export_pieces_in(1..u64::MAX).unwrap();
-    assert_eq!(part.iter().map(|(piece, _)| piece.offset).collect::<Vec<_>>(), [shared.chunk_bytes()]);
+    assert_eq!(
+        part.iter().map(|(piece, _)| piece.offset).collect::<Vec<_>>(),
+        [shared.chunk_bytes()]
+    );
     assert!(shared.is_exportable() && !plain.is_exportable());
     shared.shrink_to(0).unwrap();
     shared.grow_to(2 * G).unwrap();

@@ -12,7 +12,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::offer::OfferCore;
 use super::rule::PeerRule;
-use crate::error::{AtStep, Refusal, ShareError};
+use crate::error::{AtStep, ShareError};
 
 /// The settings, validated.
 #[derive(Clone, Debug)]

@@ -76,12 +76,7 @@ fn room(core: &Core, open: usize) -> usize {
 
 /// Puts descriptors of these pieces on the shelf. Says whether the buffer is still as it was: else
 /// nothing is put there.
-fn export(
-    core: &Core,
-    offer: &OfferCore,
-    ids: &[u64],
-    once: Option<u64>,
-) -> Result<bool, String> {
+fn export(core: &Core, offer: &OfferCore, ids: &[u64], once: Option<u64>) -> Result<bool, String> {
     let Some(visit) = offer.visit() else { return Ok(false) };
     let layout = offer.shelf.lock().layout.clone();
     let is_current = |notice: Notice| {

@@ -64,10 +64,8 @@ impl Service<'_> {
     fn wait(&self) -> rustix::io::Result<(Vec<bool>, bool)> {
         let now = Instant::now();
         let knocks = if self.accept_at <= now { PollFlags::IN } else { PollFlags::empty() };
-        let mut fds = vec![
-            PollFd::new(&self.core.waker, PollFlags::IN),
-            PollFd::new(&self.listener, knocks),
-        ];
+        let mut fds =
+            vec![PollFd::new(&self.core.waker, PollFlags::IN), PollFd::new(&self.listener, knocks)];
         fds.extend(self.clients.iter().map(|client| {
             let events = if client.listens() { PollFlags::IN } else { PollFlags::empty() };
             PollFd::from_borrowed_fd(client.socket.as_fd(), events)

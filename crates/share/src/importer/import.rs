@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmm_sys::object::Stream;
+use vmm_sys::object::{RelaxedCapture, Stream};
 use vmm_sys::{DeviceId, Location};
 
 use super::body::Body;
@@ -236,6 +236,7 @@ impl Import {
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), ShareError> {
         const STEP: &str = "reading an import";
         let (device, parts, _using) = self.host_use(STEP, offset, target.len())?;
+        let _relaxed = RelaxedCapture::enter(&self.body.shared.driver).at(STEP)?;
         let mut rest = target;
         for (range, at, bytes) in parts {
             // Parts of a slice's length.
@@ -257,6 +258,7 @@ impl Import {
             return Err(ShareError::NotPermitted { step: STEP });
         }
         let (device, parts, _using) = self.host_use(STEP, offset, source.len())?;
+        let _relaxed = RelaxedCapture::enter(&self.body.shared.driver).at(STEP)?;
         let mut rest = source;
         for (range, at, bytes) in parts {
             let (part, others) = rest.split_at(bytes as usize);

@@ -61,11 +61,7 @@ impl Gpus {
 }
 
 /// Asks for the whole description, until the owner changes nothing meanwhile or the time is over.
-pub(super) fn describe(
-    link: &Link,
-    export: u64,
-    deadline: Instant,
-) -> Result<Layout, ShareError> {
+pub(super) fn describe(link: &Link, export: u64, deadline: Instant) -> Result<Layout, ShareError> {
     let mut pause = super::Pause::default();
     loop {
         match describe_once(link, export) {

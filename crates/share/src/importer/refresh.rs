@@ -69,7 +69,10 @@ impl Body {
         };
         // No use begins meanwhile: the import lags.
         if !leaving.is_empty() && !self.uses.wait(deadline) {
-            return Err(ShareError::Timeout { step: "waiting for users of memory", after: patience });
+            return Err(ShareError::Timeout {
+                step: "waiting for users of memory",
+                after: patience,
+            });
         }
         let mut space = self.space.lock();
         let space = space.as_mut().ok_or_else(missing)?;
@@ -89,9 +92,8 @@ impl Body {
     fn difference(&self, layout: &Layout) -> Option<(Vec<PieceEntry>, Vec<PieceEntry>)> {
         let space = self.space.lock();
         let placed = &space.as_ref()?.placed;
-        let stands = |piece: &PieceEntry| {
-            placed.get(&piece.offset).is_some_and(|it| it.piece == *piece)
-        };
+        let stands =
+            |piece: &PieceEntry| placed.get(&piece.offset).is_some_and(|it| it.piece == *piece);
         let coming: Vec<_> = layout.pieces.iter().filter(|piece| !stands(piece)).copied().collect();
         let stays = |piece: &PieceEntry| {
             let at = layout.pieces.binary_search_by_key(&piece.offset, |it| it.offset);

@@ -95,11 +95,8 @@ impl Space {
         let mapped: Result<Vec<Placed>, ShareError> = pieces
             .iter()
             .map(|piece| {
-                let missing = || ShareError::NotMapped {
-                    step,
-                    offset: piece.offset,
-                    bytes: piece.bytes,
-                };
+                let missing =
+                    || ShareError::NotMapped { step, offset: piece.offset, bytes: piece.bytes };
                 let (range, offset) = self.range_at(piece.offset).ok_or_else(missing)?;
                 let chunk = chunks.get(&piece.id).ok_or_else(missing)?;
                 let mapping = Mapping::map(range, offset, chunk.clone()).at(step)?;

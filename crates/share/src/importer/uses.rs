@@ -70,8 +70,7 @@ impl Uses {
         let mut state = self.state.lock();
         // A context that is lost does nothing any more.
         let is_done = |(stream, event): &(Stream, Event)| {
-            let asked =
-                RelaxedCapture::enter(stream.driver()).and_then(|_relaxed| event.passed());
+            let asked = RelaxedCapture::enter(stream.driver()).and_then(|_relaxed| event.passed());
             asked.unwrap_or_else(|error| error.is_sticky() || error.is_driver_gone())
         };
         state.last.retain(|it| !is_done(it));

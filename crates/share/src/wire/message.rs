@@ -39,16 +39,44 @@ pub(crate) enum Ordering {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     Hello,
-    Open { name: String, write: bool },
-    Describe { export: u64, first: u32 },
-    Fetch { export: u64, generation: u64, pieces: Vec<u64> },
-    Welcome { exporter: [u8; 16] },
+    Open {
+        name: String,
+        write: bool,
+    },
+    Describe {
+        export: u64,
+        first: u32,
+    },
+    Fetch {
+        export: u64,
+        generation: u64,
+        pieces: Vec<u64>,
+    },
+    Welcome {
+        exporter: [u8; 16],
+    },
     /// With the notice page.
-    Opened { export: u64, write: bool, chunk_bytes: u64, ordering: Ordering },
-    Layout { generation: u64, total: u32, first: u32, pieces: Vec<PieceEntry> },
+    Opened {
+        export: u64,
+        write: bool,
+        chunk_bytes: u64,
+        ordering: Ordering,
+    },
+    Layout {
+        generation: u64,
+        total: u32,
+        first: u32,
+        pieces: Vec<PieceEntry>,
+    },
     /// With a descriptor for each.
-    Pieces { generation: u64, pieces: Vec<u64> },
-    Refused { reason: Refusal, text: String },
+    Pieces {
+        generation: u64,
+        pieces: Vec<u64>,
+    },
+    Refused {
+        reason: Refusal,
+        text: String,
+    },
 }
 
 impl Message {
@@ -150,14 +178,14 @@ impl Message {
                 total: body.u32("the number of pieces")?,
                 first: body.u32("the index of a piece")?,
                 pieces: {
-                    let count = body.count(LAYOUT_PIECES_MAX, ENTRY_BYTES, "at most 1400 pieces")?;
+                    let count =
+                        body.count(LAYOUT_PIECES_MAX, ENTRY_BYTES, "at most 1400 pieces")?;
                     (0..count).map(|_| read_piece(body)).collect::<Result<_, _>>()?
                 },
             },
-            104 => Message::Pieces {
-                generation: body.u64("a generation")?,
-                pieces: read_ids(body)?,
-            },
+            104 => {
+                Message::Pieces { generation: body.u64("a generation")?, pieces: read_ids(body)? }
+            }
             105 => {
                 let code = body.u16("the reason of a refusal")?;
                 let unknown = WireError::malformed("the reason of a refusal", code);

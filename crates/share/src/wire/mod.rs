@@ -31,10 +31,7 @@ pub(crate) enum WireError {
     /// Another version of the protocol.
     Version(u16),
     /// Anything else.
-    Malformed {
-        expected: &'static str,
-        got: String,
-    },
+    Malformed { expected: &'static str, got: String },
 }
 
 impl WireError {

@@ -60,11 +60,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A text of at most `max` bytes, its length before it.
-    pub(super) fn text(
-        &mut self,
-        max: usize,
-        expected: &'static str,
-    ) -> Result<String, WireError> {
+    pub(super) fn text(&mut self, max: usize, expected: &'static str) -> Result<String, WireError> {
         let bytes = usize::from(self.u16(expected)?);
         if bytes > max {
             return Err(WireError::malformed(expected, format!("a text of {bytes} bytes")));

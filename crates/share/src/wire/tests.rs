@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use rand::rngs::StdRng;
-use rand::{RngExt as _, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use vmm_sys::Uuid;
 
 use super::*;
@@ -41,8 +41,11 @@ fn message() -> impl Strategy<Value = Message> {
         Just(Message::Hello),
         (".{0,60}", any::<bool>()).prop_map(|(name, write)| Message::Open { name, write }),
         (number(), any::<u32>()).prop_map(|(export, first)| Message::Describe { export, first }),
-        (number(), number(), ids())
-            .prop_map(|(export, generation, pieces)| Message::Fetch { export, generation, pieces }),
+        (number(), number(), ids()).prop_map(|(export, generation, pieces)| Message::Fetch {
+            export,
+            generation,
+            pieces
+        }),
         any::<[u8; 16]>().prop_map(|exporter| Message::Welcome { exporter }),
         (number(), any::<bool>(), number(), ordering()).prop_map(
             |(export, write, chunk_bytes, ordering)| Message::Opened {

@@ -1,0 +1,48 @@
+//! The two processes of a test.
+
+pub(crate) mod owner;
+pub(crate) mod reader;
+pub(crate) mod second;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use vmm_share::{Address, Importer, ImporterOptions};
+use vmm_sys::Driver;
+use vmm_sys::sim::Sim;
+
+/// The length of a chunk.
+pub(crate) const G: u64 = 2 << 20;
+/// Time for what should take none.
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+
+/// A path for a socket that no other test uses.
+pub(crate) fn socket_path() -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("vmm-share-test-{}-{number}.sock", process::id()))
+}
+
+/// A simulated machine with so many GPUs, and its driver.
+pub(crate) fn machine(devices: usize) -> (Arc<Sim>, Arc<dyn Driver>) {
+    let sim = Sim::builder().devices(devices).device_bytes(1 << 30).build();
+    (sim.clone(), sim)
+}
+
+pub(crate) fn connect(address: &Address, driver: &Arc<dyn Driver>) -> Importer {
+    Importer::connect(address, ImporterOptions::new(driver.clone()).timeout(SOON)).unwrap()
+}
+
+/// The first byte of chunk `slot` in a buffer that [`owner`] has filled.
+pub(crate) fn pattern(slot: u64) -> u8 {
+    (slot * 7 + 1) as u8
+}
+
+/// The descriptors of a process.
+pub(crate) fn descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}

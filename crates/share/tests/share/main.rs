@@ -1,0 +1,12 @@
+//! Two processes and real descriptors, on the simulated device. The second process is this program
+//! once more, told what to be by its environment.
+
+mod changes;
+mod common;
+mod handover;
+
+/// What the second process runs; does nothing in the first.
+#[test]
+fn second_process() {
+    common::second::run();
+}
