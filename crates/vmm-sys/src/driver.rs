@@ -37,12 +37,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::call::CallLedger;
 use crate::error::DriverResult;
-use crate::types::{
-    Access, AccessGrant, CaptureInfo, CaptureMode, ChunkHandle, ChunkProps, ContextHandle,
-    DeviceAttribute, DeviceId, DriverKind, EventHandle, GranularityKind, GraphExecHandle,
-    GraphHandle, Location, MemInfo, PeerAttribute, PinnedAddress, PointerInfo, ProbeKernel,
-    StreamHandle, StreamId, Transfer, Uuid,
-};
+use crate::types::*;
 
 /// A CUDA driver, real or simulated. See the [module page](self) for the common rules.
 pub trait Driver: Send + Sync + Debug {
@@ -152,6 +147,10 @@ pub trait Driver: Send + Sync + Debug {
     fn pointer_info(&self, address: u64) -> DriverResult<PointerInfo>;
     /// `cuIpcGetMemHandle`, the answer dropped: mapped chunks are refused (row D-P3).
     fn legacy_ipc_export(&self, device: DeviceId, address: u64) -> DriverResult<()>;
+
+    /// `cuMemGetHandleForAddressRange(DMA_BUF_FD)`: a descriptor for other drivers, over neighbouring
+    /// mappings too. It keeps the memory, unmapped or not (rows D-X8, D-X9).
+    fn dma_buf(&self, device: DeviceId, address: u64, bytes: u64) -> DriverResult<OwnedFd>;
 
     // ---- the driver's own allocators (what the pool is measured against) ----
 
@@ -289,6 +288,24 @@ pub trait Driver: Send + Sync + Debug {
 
     /// `cuEventCreate(CU_EVENT_DISABLE_TIMING)`.
     fn event_create(&self, device: DeviceId) -> DriverResult<EventHandle>;
+    /// `cuEventCreate(CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)`: not supported where the
+    /// driver shares no events (row D-X7).
+    fn event_create_interprocess(&self, device: DeviceId) -> DriverResult<EventHandle>;
+    /// `cuIpcGetEventHandle`: the name of an interprocess event for other processes.
+    ///
+    /// # Safety
+    /// The event is live.
+    unsafe fn ipc_event_handle(
+        &self,
+        device: DeviceId,
+        event: EventHandle,
+    ) -> DriverResult<IpcEventHandle>;
+    /// `cuIpcOpenEventHandle`: an event of another process, as one of `device` here.
+    fn ipc_event_open(
+        &self,
+        device: DeviceId,
+        handle: &IpcEventHandle,
+    ) -> DriverResult<EventHandle>;
     /// `cuEventDestroy`.
     ///
     /// # Safety

@@ -187,6 +187,10 @@ pub struct StreamId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventHandle(pub u64);
 
+/// An event's name in other processes (`CUipcEventHandle`): plain bytes, to be sent as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IpcEventHandle(pub [u8; 64]);
+
 /// A context (`CUcontext`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContextHandle(pub u64);
@@ -289,6 +293,8 @@ pub enum DeviceAttribute {
     GpuDirectRdmaSupported = 116,
     /// dma-buf export.
     DmaBufSupported = 124,
+    /// Events that other processes can open.
+    IpcEventSupported = 125,
     /// Fabric handles (an attribute is not a promise: row D-C7).
     HandleTypeFabricSupported = 128,
     /// The host NUMA node next to the GPU.

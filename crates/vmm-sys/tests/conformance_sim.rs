@@ -91,13 +91,13 @@ rows! {
     d_h1 d_h2 d_h3
     d_f1
     d_p1 d_p2 d_p3
-    d_x1 d_x2 d_x3 d_x4 d_x5 d_x6
+    d_x1 d_x2 d_x3 d_x4 d_x5 d_x6 d_x7 d_x8 d_x9 d_x10 d_x11 d_x12
     d_g1 d_g2 d_g3 d_g4 d_g5
     d_s1 d_s2 d_s3
     d_v1 d_v2 d_v3 d_v4 d_v5 d_v6 d_v7
     d_k1
     d_n1 d_n2 d_n3 d_n4 d_n5 d_n6 d_n7 d_n8
-    d_n9 d_n10 d_n11 d_n12 d_n13 d_n14 d_n15 d_n16 d_n17 d_n18
+    d_n9 d_n10 d_n11 d_n12 d_n13 d_n14 d_n15 d_n16 d_n17 d_n18 d_n19
 }
 
 #[test]

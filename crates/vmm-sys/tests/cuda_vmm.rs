@@ -290,6 +290,23 @@ fn descriptors_carry_chunks_and_do_not_leak_into_children() {
 }
 
 #[test]
+fn a_dma_buf_is_asked_in_the_context_of_its_device_and_kept_to_ourselves() {
+    let Some((fake, cuda)) = Fake::open("dma_buf", &[]) else { return };
+    cuda.mem_info(ONE).unwrap();
+    fake.log();
+    let descriptor = cuda.dma_buf(ONE, G, 65536).unwrap();
+    // SAFETY: a fcntl without arguments on an open descriptor.
+    let flags = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GETFD) };
+    assert_eq!(flags, libc::FD_CLOEXEC);
+    let error = cuda.dma_buf(ONE, G + 4096, 4096).unwrap_err();
+    assert!(error.to_string().contains("4096 bytes at 0x201000"), "{error}");
+    assert_eq!(
+        fake.log_without_contexts(),
+        ["1 cuMemGetHandleForAddressRange 65536 1 0", "1 cuMemGetHandleForAddressRange 4096 1 0"]
+    );
+}
+
+#[test]
 fn pointers_are_described_in_any_context_there_is() {
     let Some((fake, cuda)) = Fake::open("pointers", &[]) else { return };
     let info = cuda.pointer_info(G).unwrap();

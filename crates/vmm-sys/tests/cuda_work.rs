@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use fake::Fake;
 use vmm_sys::cuda::Cuda;
 use vmm_sys::{
-    AccessGrant, CaptureMode, CaptureStatus, ChunkProps, DeviceId, Driver, ProbeKernel, ResultCode,
-    StreamHandle, StreamId, Transfer,
+    AccessGrant, CaptureMode, CaptureStatus, ChunkProps, DeviceId, Driver, IpcEventHandle,
+    ProbeKernel, ResultCode, StreamHandle, StreamId, Transfer,
 };
 
 const G: u64 = 2 << 20;
@@ -115,6 +115,59 @@ fn the_drivers_own_allocators_and_pinned_memory() {
         "0 cuMemFreeHost",
     ];
     assert_eq!(fake.log_without_contexts(), expected);
+}
+
+#[test]
+fn events_of_other_processes() {
+    let Some((fake, cuda)) = Fake::open("ipc_events", &[]) else { return };
+    let event = cuda.event_create_interprocess(ONE).unwrap();
+    // SAFETY: both events are live until they are destroyed at the end.
+    unsafe {
+        let handle = cuda.ipc_event_handle(ONE, event).unwrap();
+        assert_eq!((handle.0[0], handle.0[63]), (1, 64));
+        // The 64 bytes are passed by value.
+        let opened = cuda.ipc_event_open(ZERO, &handle).unwrap();
+        cuda.event_destroy(ZERO, opened).unwrap();
+        fake.fail("cuIpcOpenEventHandle", 1);
+        let error = cuda.ipc_event_open(ZERO, &handle).unwrap_err();
+        assert!(error.to_string().contains("another process made"), "{error}");
+        fake.fail("cuIpcGetEventHandle", 1);
+        let error = cuda.ipc_event_handle(ONE, event).unwrap_err();
+        assert!(error.to_string().contains("created for other processes"), "{error}");
+        cuda.event_destroy(ONE, event).unwrap();
+    }
+    let log = fake.log_without_contexts();
+    let expected = [
+        "1 cuEventCreate 6",
+        "1 cuIpcGetEventHandle of 1",
+        "0 cuIpcOpenEventHandle 1 64",
+        "0 cuEventDestroy_v2",
+        "0 cuIpcOpenEventHandle 1 64",
+        "1 cuIpcGetEventHandle of 1",
+        "1 cuEventDestroy_v2",
+    ];
+    assert_eq!(log, expected);
+}
+
+#[test]
+fn a_driver_without_shared_events_or_dma_bufs_does_not_support_them() {
+    let flags = [
+        "-DcuIpcGetEventHandle=lacking_get",
+        "-DcuIpcOpenEventHandle=lacking_open",
+        "-DcuMemGetHandleForAddressRange=lacking_range",
+    ];
+    let Some((fake, cuda)) = Fake::open("no_ipc_events", &flags) else { return };
+    assert_eq!(cuda.missing_calls().len(), 3);
+    let refused = [
+        cuda.event_create_interprocess(ONE).unwrap_err(),
+        cuda.ipc_event_open(ONE, &IpcEventHandle([0; 64])).unwrap_err(),
+        cuda.dma_buf(ONE, 0, 65536).unwrap_err(),
+    ];
+    for error in refused {
+        assert_eq!(error.code(), ResultCode::NOT_SUPPORTED);
+        assert!(error.to_string().contains("this driver lacks cu"), "{error}");
+    }
+    assert_eq!(fake.log(), Vec::<String>::new(), "the library was not called");
 }
 
 #[test]

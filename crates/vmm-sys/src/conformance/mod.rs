@@ -16,6 +16,7 @@ mod bench;
 mod check;
 mod child;
 mod gate;
+mod orders;
 mod outcome;
 mod report;
 mod row;

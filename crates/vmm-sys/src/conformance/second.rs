@@ -2,7 +2,7 @@
 //!
 //! The two talk over a pair of Unix sockets, which the second process finds as its standard input.
 //! A message is four numbers, and at most one descriptor beside them (`SCM_RIGHTS`). The first
-//! process sends one [`Order`], the second does it and sends one reply.
+//! process sends one [`Order`], the second does it and sends its replies.
 
 use std::io::{self, Error, ErrorKind};
 use std::mem;
@@ -14,29 +14,45 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::driver::Driver;
-use crate::types::{ChunkProps, DeviceId, HandleTypes};
+use crate::types::{DeviceId, IpcEventHandle};
 
 use super::bench::Bench;
+use super::orders::{Parts, obey};
 use super::outcome::{Step, Stop};
-use super::scratch::{Scratch, WORD};
+use super::scratch::Scratch;
 
 /// How long either side waits for the other: opening a GPU takes a second or two.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the first process wants.
+/// What the first process wants: see [`super::orders`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Make an exportable chunk, fill it, send its descriptor, give everything back, exit.
     Export,
     /// Import the descriptor sent along, let the second device read it, and count wrong words.
     Import,
+    /// Import the descriptor sent along for reading, and write it all the same.
+    Read,
+    /// Import the descriptor sent along, and tell its properties.
+    Properties,
+    /// Import the descriptor sent along, and read it behind an event.
+    Follow,
+}
+
+impl Order {
+    pub(super) fn from_number(number: u64) -> Option<Order> {
+        const ALL: [Order; 5] =
+            [Order::Export, Order::Import, Order::Read, Order::Properties, Order::Follow];
+        ALL.into_iter().find(|order| *order as u64 == number)
+    }
 }
 
 /// Four numbers: order or result, length in bytes, first word of the pattern, device.
 type Message = [u64; 4];
 
-const DONE: u64 = 100;
+pub(super) const DONE: u64 = 100;
 const FAILED: u64 = 101;
+const GO_ON: u64 = 102;
 
 /// The second process, seen from the first. Dropped while it still runs, it is ended.
 pub(crate) struct Second {
@@ -62,11 +78,24 @@ impl Second {
         Ok(send(&self.socket, [order as u64, bytes, value, device], descriptor)?)
     }
 
-    /// The reply to an order: two numbers of its own, and a descriptor if it made one.
-    pub(crate) fn reply(&self) -> Step<([u64; 2], Option<OwnedFd>)> {
-        let ([word, first, second, _], descriptor) = receive(&self.socket)?;
+    /// Sends what [`Order::Follow`] takes besides.
+    pub(crate) fn send_handle(&self, handle: &IpcEventHandle) -> Step<()> {
+        for half in handle.0.chunks_exact(size_of::<Message>()) {
+            send(&self.socket, words_of(half), None)?;
+        }
+        Ok(())
+    }
+
+    /// Lets an order go on that waits in its middle.
+    pub(crate) fn go_on(&self) -> Step<()> {
+        Ok(send(&self.socket, [GO_ON, 0, 0, 0], None)?)
+    }
+
+    /// A reply to an order: three numbers of its own, and a descriptor if it made one.
+    pub(crate) fn reply(&self) -> Step<([u64; 3], Option<OwnedFd>)> {
+        let ([word, first, second, third], descriptor) = receive(&self.socket)?;
         if word == DONE {
-            Ok(([first, second], descriptor))
+            Ok(([first, second, third], descriptor))
         } else {
             Err(Stop::Failed("the second process failed; it says why on stderr".into()))
         }
@@ -114,19 +143,12 @@ pub fn serve_second_process(driver: &Arc<dyn Driver>) -> Result<(), String> {
     });
     let done = bench.and_then(|bench| {
         let scratch = Scratch::new(&bench);
-        let value = value as u32;
-        let step = match (order, descriptor) {
-            (order, None) if order == Order::Export as u64 => {
-                export(&scratch, bytes, value, &socket)
-            }
-            (order, Some(descriptor)) if order == Order::Import as u64 => {
-                import(&scratch, bytes, value, descriptor, &socket)
-            }
-            _ => Err(Stop::Failed(format!("order {order} is not known, or its parts are missing"))),
-        };
+        let parts = Parts { bytes, value: value as u32, descriptor, socket: &socket };
+        let step = obey(&scratch, order, &parts);
         let trouble = scratch.clean_up();
         match step {
-            Ok(()) if trouble.is_empty() => Ok(()),
+            // That one leaves a broken context behind, from which little can be given back.
+            Ok(()) if trouble.is_empty() || order == Order::Read as u64 => Ok(()),
             Ok(()) => Err(trouble.join("; ")),
             Err(Stop::Failed(text) | Stop::Skipped(text)) => Err(text),
         }
@@ -137,43 +159,13 @@ pub fn serve_second_process(driver: &Arc<dyn Driver>) -> Result<(), String> {
     })
 }
 
-/// Exports a filled chunk. What is made is given back by the caller, before the process ends.
-fn export(scratch: &Scratch<'_>, bytes: u64, value: u32, socket: &UnixStream) -> Step<()> {
-    let device = scratch.device();
-    let props = ChunkProps { handle_types: HandleTypes::POSIX_FD, ..ChunkProps::on_device(device) };
-    let chunk = scratch.create(bytes, &props)?;
-    let address = scratch.alias(bytes, chunk, &[device])?;
-    scratch.fill_words(device, address, bytes / WORD, value)?;
-    let descriptor = scratch.export_fd(chunk)?;
-    Ok(send(socket, [DONE, 0, 0, 0], Some(descriptor.as_fd()))?)
-}
-
-/// Imports a chunk, lets this process's own second device read it, and replies with the number of
-/// wrong words, and with that of a pattern that is not there: a check that cannot fail is none.
-fn import(
-    scratch: &Scratch<'_>,
-    bytes: u64,
-    value: u32,
-    descriptor: OwnedFd,
-    socket: &UnixStream,
-) -> Step<()> {
-    let peer = scratch.peer()?;
-    let chunk = scratch.import_fd(descriptor.as_fd())?;
-    let address = scratch.alias(bytes, chunk, &[peer])?;
-    let errors = scratch.buffer(scratch.g(), peer, &[peer])?;
-    let words = bytes / WORD;
-    let wrong = scratch.wrong_words(peer, address, words, value, errors)?;
-    let control = scratch.wrong_words(peer, address, words, value.wrapping_add(1), errors)?;
-    Ok(send(socket, [DONE, wrong.into(), control.into(), 0], None)?)
-}
-
 // ---- messages ----
 
 /// Room for one descriptor's control message, aligned as the kernel wants it.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-fn send(
+pub(super) fn send(
     socket: &UnixStream,
     message: Message,
     descriptor: Option<BorrowedFd<'_>>,
@@ -209,7 +201,7 @@ fn send(
     }
 }
 
-fn receive(socket: &UnixStream) -> io::Result<(Message, Option<OwnedFd>)> {
+pub(super) fn receive(socket: &UnixStream) -> io::Result<(Message, Option<OwnedFd>)> {
     let mut bytes = [0; size_of::<Message>()];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = Control([0; 64]);
@@ -237,13 +229,28 @@ fn receive(socket: &UnixStream) -> io::Result<(Message, Option<OwnedFd>)> {
     if received.unsigned_abs() != bytes.len() {
         return Err(Error::new(ErrorKind::UnexpectedEof, "the other process ended early"));
     }
+    Ok((words_of(&bytes), descriptor))
+}
+
+/// The numbers that are in the bytes of a message.
+fn words_of(bytes: &[u8]) -> Message {
     let mut message = [0; 4];
     for (number, chunk) in message.iter_mut().zip(bytes.chunks_exact(8)) {
         let mut word = [0; 8];
         word.copy_from_slice(chunk);
         *number = u64::from_ne_bytes(word);
     }
-    Ok((message, descriptor))
+    message
+}
+
+/// What [`Second::send_handle`] sends.
+pub(super) fn receive_handle(socket: &UnixStream) -> io::Result<IpcEventHandle> {
+    let mut handle = IpcEventHandle([0; 64]);
+    for half in handle.0.chunks_exact_mut(size_of::<Message>()) {
+        let (message, _) = receive(socket)?;
+        half.copy_from_slice(&message.map(u64::to_ne_bytes).concat());
+    }
+    Ok(handle)
 }
 
 #[cfg(test)]

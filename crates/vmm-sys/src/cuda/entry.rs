@@ -12,7 +12,9 @@ use std::ffi::c_void;
 
 use libloading::Library;
 
-use super::ffi::{DeviceUuid, IpcMemHandle, MemAccessDesc, MemAllocationProp, MemLocation};
+use super::ffi::{
+    DeviceUuid, IpcEvent, IpcMemHandle, MemAccessDesc, MemAllocationProp, MemLocation,
+};
 use super::load::LoadError;
 use crate::call::Call;
 
@@ -157,6 +159,13 @@ entry_points! {
             unsafe extern "C" fn(u32, *const u32, *const *mut c_void, u64) -> u32;
         ipc_get_mem_handle: IpcGetMemHandle ["cuIpcGetMemHandle"]
             extern "C" fn(&mut IpcMemHandle, u64) -> u32;
+        // What is written depends on the handle type: an int for dma-bufs.
+        mem_range_handle: MemGetHandleForAddressRange ["cuMemGetHandleForAddressRange"]
+            unsafe extern "C" fn(*mut c_void, u64, u64, u32, u64) -> u32;
+        ipc_get_event_handle: IpcGetEventHandle ["cuIpcGetEventHandle"]
+            unsafe extern "C" fn(&mut IpcEvent, u64) -> u32;
+        ipc_open_event_handle: IpcOpenEventHandle ["cuIpcOpenEventHandle"]
+            extern "C" fn(&mut u64, IpcEvent) -> u32;
 
         mem_alloc: MemAlloc ["cuMemAlloc_v2"] extern "C" fn(&mut u64, u64) -> u32;
         mem_free: MemFree ["cuMemFree_v2"] extern "C" fn(u64) -> u32;

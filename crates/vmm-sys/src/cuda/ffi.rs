@@ -188,6 +188,17 @@ pub(super) struct IpcMemHandle {
     pub reserved: [u8; 64],
 }
 
+/// `CUipcEventHandle`. The driver takes it by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IpcEvent {
+    /// Opaque.
+    pub reserved: [u8; 64],
+}
+
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
+pub(super) const RANGE_HANDLE_DMA_BUF_FD: u32 = 1;
+
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 pub(super) const HANDLE_TYPE_POSIX_FD: u32 = 1;
 
@@ -199,6 +210,8 @@ pub(super) const STREAM_DEFAULT: u32 = 0;
 pub(super) const STREAM_NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`
 pub(super) const EVENT_DISABLE_TIMING: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`, which the driver takes only beside [`EVENT_DISABLE_TIMING`].
+pub(super) const EVENT_INTERPROCESS: u32 = 4;
 /// `CU_STREAM_WAIT_VALUE_GEQ`
 pub(super) const WAIT_VALUE_GEQ: u32 = 0;
 /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`

@@ -11,8 +11,8 @@ use crate::process;
 use crate::types::{
     Access, AccessGrant, CaptureInfo, CaptureMode, ChunkHandle, ChunkProps, ContextHandle,
     DeviceAttribute, DeviceId, DriverKind, EventHandle, GranularityKind, GraphExecHandle,
-    GraphHandle, Location, MemInfo, PeerAttribute, PinnedAddress, PointerInfo, ProbeKernel,
-    StreamHandle, StreamId, Transfer, Uuid,
+    GraphHandle, IpcEventHandle, Location, MemInfo, PeerAttribute, PinnedAddress, PointerInfo,
+    ProbeKernel, StreamHandle, StreamId, Transfer, Uuid,
 };
 
 macro_rules! forward {
@@ -73,6 +73,7 @@ forward! {
         fn address_range(device: DeviceId, address: u64) -> (u64, u64);
         fn pointer_info(address: u64) -> PointerInfo;
         fn legacy_ipc_export(device: DeviceId, address: u64) -> ();
+        fn dma_buf(device: DeviceId, address: u64, bytes: u64) -> OwnedFd;
         fn mem_alloc(device: DeviceId, bytes: u64) -> u64;
         fn mem_free(device: DeviceId, address: u64) -> ();
         fn mem_pool_set_release_threshold(device: DeviceId, bytes: u64) -> ();
@@ -80,6 +81,8 @@ forward! {
         fn stream_create(device: DeviceId) -> StreamHandle;
         fn stream_create_blocking(device: DeviceId) -> StreamHandle;
         fn event_create(device: DeviceId) -> EventHandle;
+        fn event_create_interprocess(device: DeviceId) -> EventHandle;
+        fn ipc_event_open(device: DeviceId, handle: &IpcEventHandle) -> EventHandle;
         fn exchange_capture_mode(mode: CaptureMode) -> CaptureMode;
     }
     unsafe {
@@ -105,6 +108,7 @@ forward! {
         fn stream_wait_value32(
             device: DeviceId, stream: StreamHandle, address: PinnedAddress, value: u32
         ) -> ();
+        fn ipc_event_handle(device: DeviceId, event: EventHandle) -> IpcEventHandle;
         fn event_destroy(device: DeviceId, event: EventHandle) -> ();
         fn event_record(device: DeviceId, event: EventHandle, stream: StreamHandle) -> ();
         fn event_query(device: DeviceId, event: EventHandle) -> bool;

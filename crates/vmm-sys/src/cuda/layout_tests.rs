@@ -9,7 +9,7 @@ use std::mem::{align_of, offset_of, size_of};
 use cudarc::driver::sys;
 
 use super::ffi::{
-    self, DeviceUuid, IpcMemHandle, MemAccessDesc, MemAllocationFlags, MemAllocationProp,
+    self, DeviceUuid, IpcEvent, IpcMemHandle, MemAccessDesc, MemAllocationFlags, MemAllocationProp,
     MemLocation,
 };
 use crate::types::{Access, AccessGrant, ChunkProps, DeviceId, HandleTypes, Location};
@@ -52,6 +52,7 @@ fn sizes_and_alignments() {
     same_layout::<MemAccessDesc, sys::CUmemAccessDesc>("CUmemAccessDesc", 12);
     same_layout::<DeviceUuid, sys::CUuuid>("CUuuid", 16);
     same_layout::<IpcMemHandle, sys::CUipcMemHandle>("CUipcMemHandle", 64);
+    same_layout::<IpcEvent, sys::CUipcEventHandle>("CUipcEventHandle", 64);
 }
 
 #[test]
@@ -142,6 +143,11 @@ fn constants() {
         (ffi::STREAM_DEFAULT, sys::CUstream_flags::CU_STREAM_DEFAULT as u32),
         (ffi::STREAM_NON_BLOCKING, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32),
         (ffi::EVENT_DISABLE_TIMING, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32),
+        (ffi::EVENT_INTERPROCESS, sys::CUevent_flags::CU_EVENT_INTERPROCESS as u32),
+        (
+            ffi::RANGE_HANDLE_DMA_BUF_FD,
+            sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as u32,
+        ),
         (ffi::WAIT_VALUE_GEQ, sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32),
         (ffi::POOL_RELEASE_THRESHOLD, Pool::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32),
         (ffi::POINTER_CONTEXT, Pointer::CU_POINTER_ATTRIBUTE_CONTEXT as u32),

@@ -121,8 +121,8 @@ impl Cuda {
         &self.library
     }
 
-    /// The calls that this driver is too old to have. They answer `CUDA_ERROR_NOT_FOUND`; all else
-    /// works.
+    /// The calls that this driver is too old to have. They answer `CUDA_ERROR_NOT_FOUND`, those
+    /// of dma-bufs and interprocess events `CUDA_ERROR_NOT_SUPPORTED`; all else works.
     pub fn missing_calls(&self) -> Vec<Call> {
         self.entry.missing()
     }
@@ -174,6 +174,14 @@ impl Cuda {
             code => Err(self.refused(call, Some(device), code)),
         }
     }
+}
+
+/// An optional entry point whose absence is to the caller what a device without the ability is.
+fn supported<F: Copy>(call: Call, entry: Option<F>) -> DriverResult<F> {
+    entry.ok_or_else(|| {
+        DriverError::new(call, ResultCode::NOT_SUPPORTED)
+            .because(format_args!("this driver lacks {call}"))
+    })
 }
 
 /// An optional entry point, or the error that says that this driver has none.

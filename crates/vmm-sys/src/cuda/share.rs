@@ -5,12 +5,23 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::ffi::{
     HANDLE_TYPE_POSIX_FD, IpcMemHandle, POINTER_CONTEXT, POINTER_DEVICE_ORDINAL,
-    POINTER_LEGACY_IPC_CAPABLE, POINTER_MEMORY_TYPE,
+    POINTER_LEGACY_IPC_CAPABLE, POINTER_MEMORY_TYPE, RANGE_HANDLE_DMA_BUF_FD,
 };
-use super::{Cuda, have};
+use super::{Cuda, have, supported};
 use crate::call::Call;
 use crate::error::{DriverResult, ResultCode, explain};
 use crate::types::{ChunkHandle, ContextHandle, DeviceId, PointerInfo};
+
+/// A descriptor that the driver opened for the caller just now.
+fn kept_to_ourselves(descriptor: libc::c_int) -> OwnedFd {
+    // SAFETY: the driver opened it for the caller, so nobody else owns it.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    // An open descriptor keeps the memory taken (rows D-X6, D-X9): it must not leak into programs
+    // that this process starts. Refusal would leave only that leak.
+    // SAFETY: the descriptor is open; the call changes a flag of it.
+    unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
+    descriptor
+}
 
 impl Cuda {
     /// # Safety
@@ -30,13 +41,31 @@ impl Cuda {
             )),
             _ => error,
         })?;
-        // SAFETY: the driver opened it for the caller just now, so nobody else owns it.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // An open descriptor keeps the memory taken (row D-X6): it must not leak into programs that
-        // this process starts. Refusal would leave only that leak.
-        // SAFETY: the descriptor is open; the call changes a flag of it.
-        unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
-        Ok(descriptor)
+        Ok(kept_to_ourselves(descriptor))
+    }
+
+    pub(super) fn dma_buf(
+        &self,
+        device: DeviceId,
+        address: u64,
+        bytes: u64,
+    ) -> DriverResult<OwnedFd> {
+        let call = Call::MemGetHandleForAddressRange;
+        let get = supported(call, self.entry.mem_range_handle)?;
+        let _scope = self.enter(device)?;
+        let mut descriptor: libc::c_int = -1;
+        self.door(call, Some(device), || {
+            let place = (&raw mut descriptor).cast();
+            // SAFETY: the driver checks the addresses; for this handle type it writes one int.
+            unsafe { get(place, address, bytes, RANGE_HANDLE_DMA_BUF_FD, 0) }
+        })
+        .map_err(|error| {
+            error.because(format_args!(
+                "{bytes} bytes at {address:#x}: expected mapped memory, from and to a page of the \
+                 host"
+            ))
+        })?;
+        Ok(kept_to_ourselves(descriptor))
     }
 
     pub(super) fn import_fd(&self, descriptor: BorrowedFd<'_>) -> DriverResult<ChunkHandle> {

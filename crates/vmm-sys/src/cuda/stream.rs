@@ -1,10 +1,13 @@
 //! Streams and events.
 
-use super::ffi::{EVENT_DISABLE_TIMING, STREAM_DEFAULT, STREAM_NON_BLOCKING, WAIT_VALUE_GEQ};
-use super::{Cuda, have};
+use super::ffi::{
+    EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, IpcEvent, STREAM_DEFAULT, STREAM_NON_BLOCKING,
+    WAIT_VALUE_GEQ,
+};
+use super::{Cuda, have, supported};
 use crate::call::Call;
 use crate::error::DriverResult;
-use crate::types::{DeviceId, EventHandle, PinnedAddress, StreamHandle, StreamId};
+use crate::types::{DeviceId, EventHandle, IpcEventHandle, PinnedAddress, StreamHandle, StreamId};
 
 impl Cuda {
     pub(super) fn stream_create(&self, device: DeviceId) -> DriverResult<StreamHandle> {
@@ -117,10 +120,55 @@ impl Cuda {
     }
 
     pub(super) fn event_create(&self, device: DeviceId) -> DriverResult<EventHandle> {
+        self.new_event(device, EVENT_DISABLE_TIMING)
+    }
+
+    pub(super) fn event_create_interprocess(&self, device: DeviceId) -> DriverResult<EventHandle> {
+        // Of no use without a name for others, so that a driver without names refuses here.
+        supported(Call::IpcGetEventHandle, self.entry.ipc_get_event_handle)?;
+        self.new_event(device, EVENT_DISABLE_TIMING | EVENT_INTERPROCESS)
+    }
+
+    fn new_event(&self, device: DeviceId, flags: u32) -> DriverResult<EventHandle> {
         let _scope = self.enter(device)?;
         let mut event = 0;
         self.door(Call::EventCreate, Some(device), || {
-            (self.entry.event_create)(&mut event, EVENT_DISABLE_TIMING)
+            (self.entry.event_create)(&mut event, flags)
+        })?;
+        Ok(EventHandle(event))
+    }
+
+    /// # Safety
+    /// As [`crate::Driver::ipc_event_handle`].
+    pub(super) unsafe fn ipc_event_handle(
+        &self,
+        device: DeviceId,
+        event: EventHandle,
+    ) -> DriverResult<IpcEventHandle> {
+        let get = supported(Call::IpcGetEventHandle, self.entry.ipc_get_event_handle)?;
+        let _scope = self.enter(device)?;
+        let mut handle = IpcEvent { reserved: [0; 64] };
+        self.door(Call::IpcGetEventHandle, Some(device), || {
+            // SAFETY: the caller says that the event is live; the driver writes 64 bytes.
+            unsafe { get(&mut handle, event.0) }
+        })
+        .map_err(|error| error.because("was the event created for other processes?"))?;
+        Ok(IpcEventHandle(handle.reserved))
+    }
+
+    pub(super) fn ipc_event_open(
+        &self,
+        device: DeviceId,
+        handle: &IpcEventHandle,
+    ) -> DriverResult<EventHandle> {
+        let open = supported(Call::IpcOpenEventHandle, self.entry.ipc_open_event_handle)?;
+        let _scope = self.enter(device)?;
+        let mut event = 0;
+        self.door(Call::IpcOpenEventHandle, Some(device), || {
+            open(&mut event, IpcEvent { reserved: handle.0 })
+        })
+        .map_err(|error| {
+            error.because("expected the handle of a live event that another process made")
         })?;
         Ok(EventHandle(event))
     }

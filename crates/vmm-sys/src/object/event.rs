@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Stream;
 use crate::driver::Driver;
 use crate::error::DriverResult;
-use crate::types::{DeviceId, EventHandle};
+use crate::types::{DeviceId, EventHandle, IpcEventHandle};
 
 /// A point in the work of a stream, recorded and asked for. The only clock of stream order.
 #[derive(Debug)]
@@ -22,6 +22,41 @@ impl Event {
     /// The driver's.
     pub fn create(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<Event> {
         let handle = driver.event_create(device)?;
+        Ok(Event { driver: driver.clone(), device, handle })
+    }
+
+    /// Makes an event that other processes can open (`cuEventCreate(CU_EVENT_INTERPROCESS)`).
+    ///
+    /// # Errors
+    /// The driver's: not supported where it shares no events (row D-X7).
+    pub fn create_interprocess(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<Event> {
+        let handle = driver.event_create_interprocess(device)?;
+        Ok(Event { driver: driver.clone(), device, handle })
+    }
+
+    /// The name of this event in other processes (`cuIpcGetEventHandle`). It is good for as long as
+    /// this event lives: NVIDIA leaves undefined what an opened event says afterwards.
+    ///
+    /// # Errors
+    /// The driver's; an event of [`Event::create`] has no name.
+    pub fn export(&self) -> DriverResult<IpcEventHandle> {
+        // SAFETY: `self` owns a live handle.
+        unsafe { self.driver.ipc_event_handle(self.device, self.handle) }
+    }
+
+    /// Opens an event of another process (`cuIpcOpenEventHandle`), to be waited for and asked here:
+    /// what its maker records is seen. It begins as the maker left it, and dropping it leaves the
+    /// maker's alone.
+    ///
+    /// # Errors
+    /// The driver's: not supported where it shares no events, invalid value for what names no live
+    /// event.
+    pub fn open(
+        driver: &Arc<dyn Driver>,
+        device: DeviceId,
+        exported: &IpcEventHandle,
+    ) -> DriverResult<Event> {
+        let handle = driver.ipc_event_open(device, exported)?;
         Ok(Event { driver: driver.clone(), device, handle })
     }
 
@@ -75,5 +110,35 @@ impl Drop for Event {
         if let Err(error) = result {
             tracing::debug!(%error, "an event could not be destroyed");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Call;
+    use crate::error::ResultCode;
+    use crate::sim::Sim;
+
+    #[test]
+    fn a_driver_that_shares_no_events_says_so_and_keeps_none() {
+        let sim = Sim::builder().build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let home = DeviceId(0);
+        let own = Event::create(&driver, home).unwrap();
+        let refusals = [
+            (Call::EventCreate, Event::create_interprocess(&driver, home).map(drop)),
+            (Call::IpcGetEventHandle, own.export().map(drop)),
+            (
+                Call::IpcOpenEventHandle,
+                Event::open(&driver, home, &IpcEventHandle([7; 64])).map(drop),
+            ),
+        ];
+        for (call, refused) in refusals {
+            let error = refused.unwrap_err();
+            assert_eq!((error.call(), error.code()), (call, ResultCode::NOT_SUPPORTED));
+        }
+        drop(own);
+        sim.check_clean().unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! [`Range`]: reserved addresses, owned and shared.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::drops::{Leftover, give_back_or_keep};
@@ -120,6 +121,19 @@ impl Range {
         }
         // SAFETY: both lie inside a range that this driver reserved.
         unsafe { stream.copy(dst, src, bytes) }
+    }
+
+    /// A dma-buf of `bytes` bytes at `offset` (`cuMemGetHandleForAddressRange`), by which RDMA
+    /// libraries and other drivers reach the memory that is mapped there now. It covers neighbouring
+    /// mappings too, and keeps their chunks taken until it is closed, unmapped or not (row D-X9): it
+    /// does not follow what is mapped there later.
+    ///
+    /// # Errors
+    /// Invalid value, before any driver call, if the bytes do not lie in the range; else the driver's:
+    /// a hole, ends off a page of the host (row D-X8), no support.
+    pub fn dma_buf(&self, device: DeviceId, offset: u64, bytes: u64) -> DriverResult<OwnedFd> {
+        let address = self.checked(Call::MemGetHandleForAddressRange, offset, bytes)?;
+        self.0.driver.dma_buf(device, address, bytes)
     }
 
     fn checked(&self, call: Call, offset: u64, bytes: u64) -> DriverResult<u64> {

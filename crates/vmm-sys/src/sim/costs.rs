@@ -111,6 +111,7 @@ pub(super) fn base_ns(call: Call) -> u64 {
         Call::MemGetInfo => 7 * US,
         Call::MemExportToShareableHandle => 650 * US,
         Call::MemImportFromShareableHandle => 42 * US,
+        Call::MemGetHandleForAddressRange => 50 * US,
         Call::MemAlloc => 56 * US,
         Call::MemFree => 47 * US,
         Call::MemAllocAsync => 540,

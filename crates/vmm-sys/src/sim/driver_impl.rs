@@ -6,7 +6,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::Sim;
-use crate::call::CallLedger;
+use crate::call::{Call, CallLedger};
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::types::*;
@@ -155,6 +155,10 @@ impl Driver for Sim {
         self.do_legacy_ipc_export(device, address)
     }
 
+    fn dma_buf(&self, device: DeviceId, address: u64, bytes: u64) -> DriverResult<OwnedFd> {
+        self.do_dma_buf(device, address, bytes)
+    }
+
     fn mem_alloc(&self, device: DeviceId, bytes: u64) -> DriverResult<u64> {
         self.do_mem_alloc(device, bytes)
     }
@@ -273,6 +277,26 @@ impl Driver for Sim {
 
     fn event_create(&self, device: DeviceId) -> DriverResult<EventHandle> {
         self.do_event_create(device)
+    }
+
+    fn event_create_interprocess(&self, device: DeviceId) -> DriverResult<EventHandle> {
+        self.do_event_shared(Call::EventCreate, device)
+    }
+
+    unsafe fn ipc_event_handle(
+        &self,
+        device: DeviceId,
+        _event: EventHandle,
+    ) -> DriverResult<IpcEventHandle> {
+        self.do_event_shared(Call::IpcGetEventHandle, device)
+    }
+
+    fn ipc_event_open(
+        &self,
+        device: DeviceId,
+        _handle: &IpcEventHandle,
+    ) -> DriverResult<EventHandle> {
+        self.do_event_shared(Call::IpcOpenEventHandle, device)
     }
 
     unsafe fn event_destroy(&self, device: DeviceId, event: EventHandle) -> DriverResult<()> {

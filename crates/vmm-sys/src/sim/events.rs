@@ -11,7 +11,7 @@ use super::answer::{Answer, Refused};
 use super::state::State;
 use super::timeline::{Event, LastRecord, Op};
 use crate::call::Call;
-use crate::error::DriverResult;
+use crate::error::{DriverResult, ResultCode};
 use crate::types::{DeviceId, EventHandle, StreamHandle};
 
 const HANDLE_BASE: u64 = 0xE7E7_0000_0000;
@@ -52,6 +52,14 @@ impl Sim {
         self.call_on(Call::EventCreate, device, |state| {
             let index = state.timeline.events.insert(Event { device, last: LastRecord::Never });
             Ok(EventHandle(HANDLE_BASE + index as u64 * HANDLE_STEP))
+        })
+    }
+
+    /// Each simulator has a clock of its own, so an event means nothing in another one (row D-X7).
+    pub(super) fn do_event_shared<T>(&self, call: Call, device: DeviceId) -> DriverResult<T> {
+        self.call_on(call, device, |_| {
+            Err(Refused::new(ResultCode::NOT_SUPPORTED)
+                .because("the simulated device shares no events between processes"))
         })
     }
 

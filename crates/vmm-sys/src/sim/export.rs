@@ -77,7 +77,7 @@ impl Sim {
                 if let Some(shared) = state.physical[index].shared() {
                     shared.hold().map_err(os_refusal)?;
                 }
-                return Ok(state.add_handle(index));
+                return Ok(state.add_handle(index, true));
             }
             let props = ChunkProps {
                 location: state.local_home(exported.home)?,
@@ -88,7 +88,7 @@ impl Sim {
             state.make_room(props.location);
             let shared = share::adopt(descriptor).map_err(os_refusal)?;
             let index = state.adopt_physical(props, exported.bytes, shared)?;
-            Ok(state.add_handle(index))
+            Ok(state.add_handle(index, true))
         })
     }
 
@@ -143,7 +143,7 @@ impl Sim {
     }
 }
 
-fn os_refusal(error: std::io::Error) -> Refused {
+pub(super) fn os_refusal(error: std::io::Error) -> Refused {
     Refused::new(ResultCode::OPERATING_SYSTEM).because(error)
 }
 

@@ -26,7 +26,8 @@ impl Config {
         }
         Ok(match attribute {
             DeviceAttribute::MultiprocessorCount => 132,
-            DeviceAttribute::Integrated => 0,
+            // Events of another process would need its clock: see docs/SIMULATOR.md.
+            DeviceAttribute::Integrated | DeviceAttribute::IpcEventSupported => 0,
             DeviceAttribute::PciBusId => 0x10 + entry.physical_index as i32,
             DeviceAttribute::PciDeviceId | DeviceAttribute::PciDomainId => 0,
             DeviceAttribute::ComputeCapabilityMajor => 9,
@@ -58,6 +59,7 @@ fn attribute_since(attribute: DeviceAttribute) -> u32 {
         DeviceAttribute::GpuDirectRdmaWithVmmSupported => 11_000,
         DeviceAttribute::MemoryPoolsSupported | DeviceAttribute::GpuDirectRdmaSupported => 11_020,
         DeviceAttribute::DmaBufSupported => 11_070,
+        DeviceAttribute::IpcEventSupported => 12_000,
         DeviceAttribute::HandleTypeFabricSupported => 12_030,
         DeviceAttribute::HostNumaId => 12_020,
         DeviceAttribute::HostNumaVmmSupported => 12_050,

@@ -28,6 +28,7 @@ mod context;
 mod control;
 mod copies;
 mod costs;
+mod dma_buf;
 mod driver_impl;
 mod events;
 mod execute;

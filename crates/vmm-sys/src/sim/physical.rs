@@ -4,9 +4,12 @@
 //! long as it has references or a mapping made through it: after the last release it still maps
 //! elsewhere while a mapping stands (row D-H2), which is what the real driver does.
 
+use std::sync::Arc;
+
 use super::answer::{Answer, Refused};
 use super::builder::Config;
 use super::bytes::Store;
+use super::dma_buf::DmaBuf;
 use super::share::SharedBytes;
 use super::state::State;
 use crate::error::{ResultCode, explain};
@@ -27,6 +30,8 @@ pub(super) struct Physical {
     pub(super) references: u32,
     /// Whether access was ever granted: page tables are there, and the next grant is cheaper.
     pub(super) granted_before: bool,
+    /// Dma-bufs that were made of addresses where it was mapped.
+    pub(super) dma_bufs: Vec<Arc<DmaBuf>>,
 }
 
 /// What a handle value stands for.
@@ -37,6 +42,8 @@ pub(super) struct Handle {
     pub(super) references: u32,
     /// Mappings made through this value.
     pub(super) mappings: u32,
+    /// Whether it came from an import: its properties name no handle types then (row D-X12).
+    pub(super) imported: bool,
 }
 
 impl Physical {
@@ -55,6 +62,7 @@ impl Physical {
     /// Whether another process, or a descriptor that was given out, refers to the memory.
     fn in_use_elsewhere(&self) -> bool {
         self.shared().is_some_and(SharedBytes::in_use_elsewhere)
+            || self.dma_bufs.iter().any(|dma_buf| dma_buf.is_open())
     }
 }
 
@@ -126,6 +134,7 @@ impl State {
             store: Store::new(),
             references: 1,
             granted_before: false,
+            dma_bufs: Vec::new(),
         })
     }
 
@@ -142,10 +151,10 @@ impl State {
     }
 
     /// A new handle value with one reference.
-    pub(super) fn add_handle(&mut self, physical: usize) -> ChunkHandle {
+    pub(super) fn add_handle(&mut self, physical: usize, imported: bool) -> ChunkHandle {
         let value = self.next_chunk_handle;
         self.next_chunk_handle += 0x100;
-        self.handles.insert(value, Handle { physical, references: 1, mappings: 0 });
+        self.handles.insert(value, Handle { physical, references: 1, mappings: 0, imported });
         self.physical[physical].references += 1;
         ChunkHandle(value)
     }
@@ -193,15 +202,15 @@ impl State {
         }
         if let Some(shared) = physical.shared() {
             shared.let_go();
-            if shared.in_use_elsewhere() {
-                // Nothing here refers to it, but a descriptor does (row D-X6).
-                if !self.orphans.contains(&index) {
-                    self.orphans.push(index);
-                }
-                return 0;
-            }
-            self.orphans.retain(|orphan| *orphan != index);
         }
+        if physical.in_use_elsewhere() {
+            // Nothing here refers to it, but a descriptor does (rows D-X6, D-X9).
+            if !self.orphans.contains(&index) {
+                self.orphans.push(index);
+            }
+            return 0;
+        }
+        self.orphans.retain(|orphan| *orphan != index);
         self.remove_physical(index)
     }
 

@@ -16,6 +16,7 @@
 //! none and costs one system call. That is how memory stays taken while an exported descriptor is
 //! open (row D-X6), and comes free when an importer dies.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -80,9 +81,7 @@ impl SharedBytes {
 
     /// A descriptor to give out: it holds the memory until its last duplicate is closed.
     pub(super) fn export(&self) -> io::Result<OwnedFd> {
-        let file = reopen(&self.file)?;
-        set_lock(&file, libc::F_RDLCK)?;
-        Ok(file.into())
+        reopen_held(&self.file)
     }
 
     /// Says that this simulator refers to the memory.
@@ -96,14 +95,9 @@ impl SharedBytes {
         let _ = set_lock(&self.file, libc::F_UNLCK);
     }
 
-    /// Whether an open descriptor, here or in another process, still refers to the memory. The
-    /// lock of this very open file does not count: it conflicts with nothing of its own.
+    /// Whether an open descriptor, here or in another process, still refers to the memory.
     pub(super) fn in_use_elsewhere(&self) -> bool {
-        let mut lock = whole_file_lock(libc::F_WRLCK);
-        // SAFETY: `lock` is a valid flock that the call may write to; the descriptor is open.
-        let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
-        // A failed question keeps the memory: to free it on doubt would be the worse lie.
-        asked != 0 || lock.l_type != libc::F_UNLCK as libc::c_short
+        is_held(&self.file)
     }
 
     /// The bytes, back in this process alone. For memory that nobody else holds any more.
@@ -158,6 +152,23 @@ fn reopen(file: &File) -> io::Result<File> {
     File::options().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
+/// An open file to give out, which holds what is behind it until its last duplicate is closed.
+pub(super) fn reopen_held(file: &File) -> io::Result<OwnedFd> {
+    let file = reopen(file)?;
+    set_lock(&file, libc::F_RDLCK)?;
+    Ok(file.into())
+}
+
+/// Whether another open file, here or in another process, holds what is behind this one. The lock
+/// of this very open file does not count: it conflicts with nothing of its own.
+pub(super) fn is_held(file: &File) -> bool {
+    let mut lock = whole_file_lock(libc::F_WRLCK);
+    // SAFETY: `lock` is a valid flock that the call may write to; the descriptor is open.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+    // A failed question keeps the memory: to free it on doubt would be the worse lie.
+    asked != 0 || lock.l_type != libc::F_UNLCK as libc::c_short
+}
+
 /// Sets or clears the record lock of an open file.
 fn set_lock(file: &File, kind: libc::c_int) -> io::Result<()> {
     let lock = whole_file_lock(kind);
@@ -208,22 +219,34 @@ fn parse(page: &[u8; 64], file_bytes: u64) -> Option<ExportedProps> {
 /// Moves a chunk's bytes into a memfd. Done at the first export, so that chunks which could be
 /// exported but are not need no descriptor.
 pub(super) fn make_shared(props: &ExportedProps, content: &SparseBytes) -> io::Result<SharedBytes> {
+    let file = sealed_file(c"vmm-sim-chunk", props.bytes + TRAILER_BYTES, |file| {
+        file.write_all_at(&trailer(props), props.bytes)?;
+        content.for_each_page(|offset, bytes| file.write_all_at(bytes, offset))
+    })?;
+    SharedBytes::open(file)
+}
+
+/// A memfd of a length that nobody can change, filled before it is sealed.
+pub(super) fn sealed_file(
+    name: &CStr,
+    bytes: u64,
+    fill: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<File> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is a C string, and the flags are the ones of the call.
-    let descriptor = unsafe { libc::memfd_create(c"vmm-sim-chunk".as_ptr(), flags) };
+    let descriptor = unsafe { libc::memfd_create(name.as_ptr(), flags) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the descriptor was just made and belongs to nobody else.
     let file = unsafe { File::from_raw_fd(descriptor) };
-    file.set_len(props.bytes + TRAILER_BYTES)?;
-    file.write_all_at(&trailer(props), props.bytes)?;
-    content.for_each_page(|offset, bytes| file.write_all_at(bytes, offset))?;
+    file.set_len(bytes)?;
+    fill(&file)?;
     // SAFETY: a fcntl of numbers on an open descriptor.
     if unsafe { libc::fcntl(descriptor, libc::F_ADD_SEALS, SEALS) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    SharedBytes::open(file)
+    Ok(file)
 }
 
 /// What a descriptor is an export of, or `None` if it is none.

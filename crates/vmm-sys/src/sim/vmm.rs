@@ -5,13 +5,14 @@
 //! free is paid for by the call that dropped the last reference, be it a release or an unmap.
 
 use super::answer::{Answer, Refused};
+use super::physical::Handle;
 use super::regions::{AccessTable, Backing, Region};
 use super::state::State;
 use super::{Sim, costs};
 use crate::call::Call;
 use crate::error::{DriverResult, ResultCode, explain};
 use crate::types::{
-    Access, ChunkHandle, ChunkProps, DeviceId, GranularityKind, Location, PointerInfo,
+    Access, ChunkHandle, ChunkProps, DeviceId, GranularityKind, HandleTypes, Location, PointerInfo,
 };
 
 impl Sim {
@@ -115,7 +116,7 @@ impl Sim {
                 Location::Device(_) => costs::create_ns(bytes, exportable),
                 Location::Host | Location::HostNuma(_) => costs::create_host_ns(bytes),
             });
-            Ok(state.add_handle(physical))
+            Ok(state.add_handle(physical, false))
         })
     }
 
@@ -147,8 +148,11 @@ impl Sim {
     /// What the chunk was created with. Works as long as the handle value lives (row D-H2).
     pub(super) fn do_properties(&self, chunk: ChunkHandle) -> DriverResult<ChunkProps> {
         self.call(Call::MemGetAllocationProperties, |state| {
-            let physical = state.handle(chunk)?.physical;
-            Ok(state.physical[physical].props)
+            let &Handle { physical, imported, .. } = state.handle(chunk)?;
+            let props = state.physical[physical].props;
+            // Row D-X12.
+            let handle_types = if imported { HandleTypes::NONE } else { props.handle_types };
+            Ok(ChunkProps { handle_types, ..props })
         })
     }
 

@@ -241,6 +241,13 @@ CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **places, 
   }
   return 0;
 }
+CUresult cuMemGetHandleForAddressRange(int *fd, CUdeviceptr at, size_t bytes, int type,
+                                       unsigned long long flags) {
+  NOTE(" %zu %d %llu", bytes, type, flags);
+  if (at % 65536) return 1;
+  *fd = memfd_create("dma-buf", 0);
+  return 0;
+}
 CUresult cuIpcGetMemHandle(char *handle, CUdeviceptr at) {
   NOTE("");
   memset(handle, 7, 64);

@@ -115,9 +115,13 @@ pub(super) fn d_c7(bench: &Bench) -> Outcome {
         if says != 1 {
             return skip(format!("{attribute:?} is {says}: the row is about a 1 that is not kept"));
         }
-        let props = ChunkProps { handle_types: HandleTypes::FABRIC, ..s.props() };
-        let answer = s.create(s.g(), &props);
-        refused("create for fabric export", answer, ResultCode::NOT_PERMITTED)?;
+        let both =
+            HandleTypes::from_bits(HandleTypes::FABRIC.bits() | HandleTypes::POSIX_FD.bits());
+        for handle_types in [HandleTypes::FABRIC, both] {
+            let answer = s.create(s.g(), &ChunkProps { handle_types, ..s.props() });
+            let what = format_args!("create for fabric export ({handle_types:?})");
+            refused(what, answer, ResultCode::NOT_PERMITTED)?;
+        }
         Ok(String::new())
     })
 }

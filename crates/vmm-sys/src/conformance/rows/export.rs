@@ -15,7 +15,7 @@ use super::super::scratch::{Scratch, WORD};
 use super::super::second::Order;
 
 /// A chunk of the device under test that can be exported as a descriptor.
-fn exportable(s: &Scratch<'_>, bytes: u64) -> Step<ChunkHandle> {
+pub(super) fn exportable(s: &Scratch<'_>, bytes: u64) -> Step<ChunkHandle> {
     let props = ChunkProps { handle_types: HandleTypes::POSIX_FD, ..s.props() };
     Ok(s.create(bytes, &props)?)
 }
@@ -141,7 +141,7 @@ pub(super) fn d_v6(bench: &Bench) -> Outcome {
         let descriptor = s.export_fd(chunk)?;
         let numbers = [bytes, 600, device.0.into()];
         importer.order(Order::Import, numbers, Some(descriptor.as_fd()))?;
-        let ([wrong, control], _) = importer.reply()?;
+        let ([wrong, control, _], _) = importer.reply()?;
         same("wrong words, seen by the importer's second device", wrong, 0)?;
         same("wrong words of another pattern", control, words)?;
         importer.wait_for_exit()?;

@@ -2,6 +2,7 @@
 
 mod access;
 mod behind;
+mod beyond;
 mod broken;
 mod capture;
 mod context;
@@ -111,6 +112,12 @@ pub const ROWS: &[Row] = &[
     check("D-X4", "export", "memory outlives its maker", PROCESS, export::d_x4),
     check("D-X5", "export", "an import keeps its size", ONE, export::d_x5),
     check("D-X6", "export", "a descriptor holds the memory", ONE, export::d_x6),
+    check("D-X7", "export", "events of another process", PROCESS, beyond::d_x7),
+    check("D-X8", "export", "dma-bufs of mapped memory", ONE, beyond::d_x8),
+    check("D-X9", "export", "a dma-buf holds the memory", ONE, beyond::d_x9),
+    check("D-X10", "export", "an import for reading is not written", PROCESS, beyond::d_x10),
+    check("D-X11", "export", "a chunk exported twice", ONE, beyond::d_x11),
+    check("D-X12", "export", "properties of an import", PROCESS, beyond::d_x12),
     check("D-G1", "capture", "VMM calls do not disturb it", ONE, capture::d_g1),
     check("D-G2", "capture", "its own thread's unsafe calls end it", ONE, capture::d_g2),
     check("D-G3", "capture", "other threads, by mode", ONE, capture::d_g3),
@@ -155,4 +162,5 @@ pub const ROWS: &[Row] = &[
     observe("D-N17", "as D-N9, in the suite's process", ONE, past_end::d_n17),
     check("D-N18", "held", "calls beside a thread that waits for a held stream", OWN, behind::d_n18)
         .with_cases(behind::N18_CASES),
+    observe("D-N19", "what else a dma-buf can be had of", ONE, beyond::d_n19),
 ];

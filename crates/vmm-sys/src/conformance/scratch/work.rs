@@ -4,7 +4,9 @@ use std::fmt::Display;
 use std::thread::JoinHandle;
 
 use crate::error::DriverResult;
-use crate::types::{DeviceId, EventHandle, PinnedAddress, ProbeKernel, StreamHandle, Transfer};
+use crate::types::{
+    DeviceId, EventHandle, IpcEventHandle, PinnedAddress, ProbeKernel, StreamHandle, Transfer,
+};
 
 use super::super::check::{pattern, same, same_bytes};
 use super::super::outcome::Step;
@@ -243,6 +245,34 @@ impl Scratch<'_> {
         let event = self.driver().event_create(device)?;
         self.made.lock().events.push((device, event));
         Ok(event)
+    }
+
+    /// An event that other processes can open.
+    pub(crate) fn interprocess_event(&self, device: DeviceId) -> DriverResult<EventHandle> {
+        let event = self.driver().event_create_interprocess(device)?;
+        self.made.lock().events.push((device, event));
+        Ok(event)
+    }
+
+    /// An event of another process, which lives until this row, or order, ends.
+    pub(crate) fn open_event(
+        &self,
+        device: DeviceId,
+        handle: &IpcEventHandle,
+    ) -> DriverResult<EventHandle> {
+        let event = self.driver().ipc_event_open(device, handle)?;
+        self.made.lock().events.push((device, event));
+        Ok(event)
+    }
+
+    pub(crate) fn event_handle(
+        &self,
+        device: DeviceId,
+        event: EventHandle,
+    ) -> DriverResult<IpcEventHandle> {
+        self.must_mark(event);
+        // SAFETY: the event is of this row.
+        unsafe { self.driver().ipc_event_handle(device, event) }
     }
 
     pub(crate) fn record(

@@ -95,7 +95,7 @@ fn an_import_in_the_same_process_is_another_handle_of_the_same_chunk() {
     let wide = sim.address_reserve(2 * G, 0, 0).unwrap();
     assert_eq!(code(sim.t_map(wide, 2 * G, imported)), Code::NOT_SUPPORTED);
     // SAFETY: the simulator checks handles itself.
-    assert_eq!(unsafe { sim.properties(imported) }.unwrap(), exportable(D0));
+    assert_eq!(unsafe { sim.properties(imported) }.unwrap(), ChunkProps::on_device(D0));
 }
 
 #[test]
@@ -231,4 +231,75 @@ fn descriptors_depend_on_live_exports_only() {
     // The first chunk was taken back long ago, with its bytes.
     assert_eq!(sim.t_download(D0, va + G - 3, 3).unwrap(), b"end");
     assert_eq!(sim.t_download(D0, va, 8).unwrap(), b"start\0\0\0");
+}
+
+fn mapped_side_by_side(sim: &Sim, count: u64) -> (u64, Vec<ChunkHandle>) {
+    let va = sim.address_reserve(count * G, 0, 0).unwrap();
+    let chunks: Vec<_> = (0..count).map(|_| sim.create(G, &exportable(D0)).unwrap()).collect();
+    for (slot, chunk) in (0..).zip(&chunks) {
+        sim.t_map(va + slot * G, G, *chunk).unwrap();
+    }
+    (va, chunks)
+}
+
+#[test]
+fn a_dma_buf_keeps_every_chunk_behind_it_until_its_last_duplicate_is_closed() {
+    let sim = sim();
+    let before = sim.mem_info(D0).unwrap().free_bytes;
+    let (va, chunks) = mapped_side_by_side(&sim, 3);
+    // From the middle of the first to the middle of the second.
+    let part = sim.dma_buf(D0, va + G / 2, G).unwrap();
+    assert_eq!(File::from(part.try_clone().unwrap()).metadata().unwrap().len(), G);
+    assert_eq!(code(sim.import_fd(part.as_fd())), Code::UNKNOWN, "it is no exported chunk");
+    let duplicate = part.try_clone().unwrap();
+    sim.unmap(va, 3 * G).unwrap();
+    for chunk in chunks {
+        sim.t_release(chunk).unwrap();
+    }
+    sim.address_free(va, 3 * G).unwrap();
+    let taken = || before - sim.mem_info(D0).unwrap().free_bytes;
+    assert_eq!((taken(), sim.ledger_summary().orphans), (2 * G, 2));
+    drop(part);
+    assert_eq!(taken(), 2 * G);
+    drop(duplicate);
+    assert_eq!(taken(), 0);
+    assert_eq!(sim.check_clean(), Ok(()));
+}
+
+#[test]
+fn a_dma_buf_is_of_whole_pages_of_mapped_chunks() {
+    let sim = sim();
+    let (va, _) = mapped_side_by_side(&sim, 2);
+    let host = ChunkProps { location: Location::HostNuma(0), ..exportable(D0) };
+    let _hole = sim.address_reserve(G, 0, 0).unwrap();
+    let host_va = sim.address_reserve(G, 0, 0).unwrap();
+    sim.t_map(host_va, G, sim.create(G, &host).unwrap()).unwrap();
+    let own = sim.mem_alloc(D0, G).unwrap();
+    for (address, bytes, expected) in [
+        (va + 100, 64 << 10, Code::INVALID_VALUE),
+        (va, 100, Code::INVALID_VALUE),
+        (va, 0, Code::INVALID_VALUE),
+        (va + G, 2 * G, Code::INVALID_VALUE),
+        (host_va, G, Code::NOT_SUPPORTED),
+        (own, G, Code::NOT_SUPPORTED),
+    ] {
+        assert_eq!(code(sim.dma_buf(D0, address, bytes)), expected, "{bytes} at {address:#x}");
+    }
+    let old = Sim::builder().driver_version(11_060).build();
+    assert_eq!(code(old.dma_buf(D0, va, G)), Code::NOT_SUPPORTED);
+}
+
+/// Descriptors of the simulator's own go with those that it gave out.
+#[test]
+fn dma_bufs_that_were_closed_are_forgotten() {
+    let sim = sim();
+    let (va, chunks) = mapped_side_by_side(&sim, 1);
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
+    for _ in 0..600 {
+        drop(sim.dma_buf(D0, va, G).unwrap());
+    }
+    // Other tests of this process open some meanwhile.
+    assert!(open() < before + 300, "{} open, {before} before", open());
+    drop(chunks);
 }
