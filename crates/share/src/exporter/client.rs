@@ -11,7 +11,7 @@ use super::offer::OfferCore;
 use crate::error::Refusal;
 use crate::socket::{Received, receive, send};
 use crate::steps::step;
-use crate::wire::{Frame, LAYOUT_PIECES_MAX, Message, Ordering};
+use crate::wire::{Frame, LAYOUT_PIECES_MAX, Message};
 
 /// A request for descriptors that waits for them.
 #[derive(Debug)]
@@ -114,7 +114,7 @@ impl Client {
             export: offer.export,
             write,
             chunk_bytes: offer.chunk_bytes,
-            ordering: Ordering::Host,
+            ordering: offer.publisher.ordering.clone(),
         };
         self.send(request, opened, &[offer.board.file()])?;
         step!("exporter-opened");

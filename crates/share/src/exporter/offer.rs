@@ -27,6 +27,7 @@ pub(super) struct OfferCore {
     pub(super) writable: bool,
     pub(super) chunk_bytes: u64,
     pub(super) board: Arc<NoticeBoard>,
+    pub(super) publisher: Publisher,
     pub(super) shelf: Mutex<Shelf>,
     buffer: Weak<ElasticBuffer>,
     /// Threads that hold the buffer for a moment.
@@ -46,12 +47,14 @@ impl OfferCore {
         buffer: &Arc<ElasticBuffer>,
         writable: bool,
     ) -> Result<OfferCore, ShareError> {
+        let board = Arc::new(NoticeBoard::create(buffer.generation())?);
         Ok(OfferCore {
             export,
             name: name.to_owned(),
             writable,
             chunk_bytes: buffer.chunk_bytes(),
-            board: Arc::new(NoticeBoard::create(buffer.generation())?),
+            publisher: Publisher::new(board.clone(), buffer)?,
+            board,
             shelf: Mutex::default(),
             buffer: Arc::downgrade(buffer),
             visits: Mutex::new(0),
@@ -162,7 +165,6 @@ pub struct Offer {
     pub(super) exporter: Arc<Core>,
     hook: Option<BackingHook>,
     buffer: Arc<ElasticBuffer>,
-    publisher: Publisher,
 }
 
 impl Offer {
@@ -183,15 +185,9 @@ impl Offer {
                 exporter.look_again(&told);
             }
         });
-        let publisher = Publisher::new(core.board.clone());
-        let offer = Offer {
-            core,
-            exporter: exporter.clone(),
-            hook: Some(hook),
-            buffer: buffer.clone(),
-            publisher,
-        };
-        offer.core.describe(|| exporter.next_piece())?;
+        let (exporter, buffer) = (exporter.clone(), buffer.clone());
+        let offer = Offer { core, exporter, hook: Some(hook), buffer };
+        offer.core.describe(|| offer.exporter.next_piece())?;
         Ok(offer)
     }
 
@@ -215,8 +211,9 @@ impl Offer {
     /// ([`Import::wait_published`](crate::Import::wait_published)) comes after that work, and after
     /// that of all earlier sequences. Nobody waits here.
     ///
-    /// The number stands in shared memory, where a function that the driver calls in the stream's
-    /// order stores it.
+    /// Where the driver shares events between processes, one is recorded on the stream, and the work
+    /// of importers waits for it on the GPU. Elsewhere a function that the driver calls in the stream's
+    /// order stores the number in shared memory, and importers wait for it on the host.
     ///
     /// # Errors
     /// [`ShareError::BadArgument`] if the stream belongs to another driver or is being captured; the
@@ -229,7 +226,7 @@ impl Offer {
                 expected: "a stream of the buffer's driver".to_owned(),
             });
         }
-        self.publisher.publish(stream)
+        self.core.publisher.publish(stream)
     }
 
     /// Waits until a description of the buffer as it is now is given out, and, as far as the limit

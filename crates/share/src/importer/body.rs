@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use vmm_sys::DeviceId;
+use vmm_sys::object::Event;
 
 use super::Shared;
 use super::leftovers;
@@ -24,6 +25,8 @@ pub(super) struct Body {
     pub(super) devices: Vec<DeviceId>,
     pub(super) chunk_bytes: u64,
     pub(super) page: NoticeReader,
+    /// The owner's, if it tells the order of its work by one.
+    pub(super) event: Option<Event>,
     /// That of what is mapped.
     generation: AtomicU64,
     /// Held by whoever changes what is mapped.
@@ -37,7 +40,7 @@ impl Body {
     pub(super) fn new(
         (shared, devices): (Arc<Shared>, Vec<DeviceId>),
         (name, export, access): (&str, u64, Access),
-        (page, chunk_bytes): (NoticeReader, u64),
+        (page, event, chunk_bytes): (NoticeReader, Option<Event>, u64),
         (space, generation): (Space, u64),
     ) -> Body {
         Body {
@@ -48,6 +51,7 @@ impl Body {
             devices,
             chunk_bytes,
             page,
+            event,
             generation: AtomicU64::new(generation),
             change: Mutex::new(()),
             space: Mutex::new(Some(space)),

@@ -190,12 +190,13 @@ impl Import {
         super::open(&self.body.shared, &self.body.name, self.body.access, room_bytes)
     }
 
-    /// Waits on the host until the owner's work of that sequence
-    /// ([`Offer::publish`](crate::Offer::publish)) and all before it is done: work that is enqueued
-    /// afterwards, on any stream, comes after it.
+    /// Has later work of `stream` come after the owner's work of that sequence
+    /// ([`Offer::publish`](crate::Offer::publish)) and all before it. Where the driver shares events
+    /// between processes, the calling thread waits until the sequence was published, and the stream
+    /// for its work; elsewhere the thread waits for the work itself.
     ///
     /// # Errors
-    /// [`ShareError::Timeout`]; [`ShareError::OwnerGone`] if it ended before.
+    /// [`ShareError::Timeout`]; [`ShareError::OwnerGone`] if it ended before; the driver's.
     pub fn wait_published(
         &self,
         sequence: u64,
@@ -203,30 +204,34 @@ impl Import {
         timeout: Duration,
     ) -> Result<(), ShareError> {
         const STEP: &str = "waiting for the owner's work";
-        let _ = stream;
         let deadline = Instant::now() + timeout;
         let mut pause = Pause::default();
-        loop {
-            if self.body.page.done() >= sequence {
-                return Ok(());
-            }
-            // Asked now and then, as that is a system call.
-            if pause.is_long() && !self.body.shared.link.is_open() {
-                // It may have told just before it ended.
-                return match self.body.page.done() >= sequence {
-                    true => Ok(()),
-                    false => Err(ShareError::OwnerGone { step: STEP }),
-                };
+        while self.published() < sequence {
+            // Asked now and then, as that is a system call. It may have told just before it ended.
+            if pause.is_long() && !self.body.shared.link.is_open() && self.published() < sequence {
+                return Err(ShareError::OwnerGone { step: STEP });
             }
             if !pause.wait(deadline) {
                 return Err(ShareError::Timeout { step: STEP, after: timeout });
             }
         }
+        match &self.body.event {
+            // What an event says after its maker's end is not defined.
+            Some(_) if !self.body.shared.link.is_open() => {
+                Err(ShareError::OwnerGone { step: STEP })
+            }
+            Some(event) => stream.wait_event(event).at(STEP),
+            None => Ok(()),
+        }
     }
 
-    /// The last sequence whose work is done: 0 before the first.
+    /// The last sequence that [`Import::wait_published`] would not wait for on the host: 0 before the
+    /// first.
     pub fn published(&self) -> u64 {
-        self.body.page.done()
+        match self.body.event {
+            Some(_) => self.body.page.recorded(),
+            None => self.body.page.done(),
+        }
     }
 
     /// Copies bytes from `offset` to the host and waits.

@@ -15,14 +15,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmm_sys::object::Range;
-use vmm_sys::{AccessGrant, DeviceId, Driver, Location};
+use vmm_sys::object::{Event, Range};
+use vmm_sys::{AccessGrant, DeviceId, Driver, IpcEventHandle, Location};
 
 use crate::address::Address;
 use crate::error::{AtStep, ShareError};
 use crate::page::NoticeReader;
 use crate::steps::step;
-use crate::wire::{Message, NAME_BYTES_MAX, Ordering};
+use crate::wire::{Home, Message, NAME_BYTES_MAX, Ordering};
 
 use body::Body;
 use fetch::Cache;
@@ -175,6 +175,7 @@ struct Opened {
     export: u64,
     chunk_bytes: u64,
     page: NoticeReader,
+    ordering: Ordering,
 }
 
 fn open(
@@ -184,7 +185,7 @@ fn open(
     room_bytes: u64,
 ) -> Result<Import, ShareError> {
     retry_leftovers();
-    let Opened { export, chunk_bytes, page } = ask_to_open(&shared.link, name, access)?;
+    let Opened { export, chunk_bytes, page, ordering } = ask_to_open(&shared.link, name, access)?;
     step!("importer-opened");
     let deadline = Instant::now() + shared.link.timeout();
     let mut pause = Pause::default();
@@ -211,11 +212,12 @@ fn open(
     let bytes = layout.end_bytes().max(room_bytes).max(1).next_multiple_of(chunk_bytes);
     let mut space = Space::reserve(&shared.driver, bytes, grants)?;
     space.place("mapping", &layout.pieces, &chunks)?;
+    let event = open_event(shared, ordering)?;
     let known = (name, export, access);
     let body = Body::new(
         (shared.clone(), devices),
         known,
-        (page, chunk_bytes),
+        (page, event, chunk_bytes),
         (space, layout.generation),
     );
     Ok(Import::new(body))
@@ -237,13 +239,23 @@ fn ask_to_open(link: &Link, name: &str, access: Access) -> Result<Opened, ShareE
         return Err(link.unexpected(STEP, "opened", &answer));
     };
     let file: Option<OwnedFd> = files.pop();
-    let (Some(file), true, Ordering::Host) = (file, theirs == write, ordering) else {
+    let (Some(file), true) = (file, theirs == write) else {
         return Err(link.wrong(STEP, "a notice page and that access", "something else".to_owned()));
     };
     if chunk_bytes == 0 || chunk_bytes > CHUNK_BYTES_MAX {
         return Err(link.wrong(STEP, "the length of a chunk", chunk_bytes.to_string()));
     }
-    Ok(Opened { export, chunk_bytes, page: NoticeReader::open(file)? })
+    Ok(Opened { export, chunk_bytes, page: NoticeReader::open(file)?, ordering })
+}
+
+/// The event by which the owner tells the order of its work, if it does it so.
+fn open_event(shared: &Shared, ordering: Ordering) -> Result<Option<Event>, ShareError> {
+    let Ordering::Event { device, handle } = ordering else { return Ok(None) };
+    let Location::Device(device) = shared.gpus.location(Home::Gpu(device))? else {
+        return Ok(None);
+    };
+    let event = Event::open(&shared.driver, device, &IpcEventHandle(handle));
+    event.map(Some).at("opening the owner's event")
 }
 
 /// Who gets access: those named, or those on which the memory lies.
