@@ -78,9 +78,10 @@ pub(crate) fn receive(
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let message = loop {
         match recvmsg(socket.as_fd(), &mut [IoSliceMut::new(room)], &mut control, flags) {
-            Err(Errno::INTR) => {}
+            // A reset is told once, when the other end was closed with something unread; what it had
+            // said before comes behind.
+            Err(Errno::INTR | Errno::CONNRESET) => {}
             Err(Errno::AGAIN) => return Ok(Received::Nothing),
-            Err(Errno::CONNRESET) => return Ok(Received::End),
             other => break other?,
         }
     };

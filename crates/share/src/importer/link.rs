@@ -13,6 +13,7 @@ use vmm_sys::process;
 use crate::address::Address;
 use crate::error::{AtStep, Refusal, ShareError};
 use crate::socket::{Received, message_room, new_socket, receive, send, wait};
+use crate::steps::step;
 use crate::wire::{Frame, Message};
 
 /// Answers to earlier questions that are passed over before the connection is given up.
@@ -57,6 +58,7 @@ impl Link {
                 other => return Err(other.at(STEP).err().unwrap_or(gone(STEP))),
             }
         }
+        step!("importer-connected");
         let line = Mutex::new(Line { socket, request: 0, room: message_room() });
         let gone = AtomicBool::new(false);
         let mut link = Link { line, timeout, gone, exporter: [0; 16] };

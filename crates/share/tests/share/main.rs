@@ -4,6 +4,10 @@
 mod changes;
 mod common;
 mod handover;
+mod kills;
+mod limits;
+mod processes;
+mod rounds;
 
 /// What the second process runs; does nothing in the first.
 #[test]

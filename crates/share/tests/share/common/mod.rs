@@ -42,7 +42,39 @@ pub(crate) fn pattern(slot: u64) -> u8 {
     (slot * 7 + 1) as u8
 }
 
+/// What the second process may open, if its environment says so.
+fn limit_descriptors() {
+    let Ok(most) = std::env::var("VMM_SHARE_TEST_NOFILE") else { return };
+    let most = Some(most.parse().unwrap());
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let limit = rustix::process::Rlimit { current: most, maximum: limit.maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+}
+
 /// The descriptors of a process.
 pub(crate) fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+/// Runs something in a forked child of this process. Says whether the child ended well.
+pub(crate) fn in_fork(run: impl FnOnce()) -> String {
+    // SAFETY: the child runs `run` and ends without the parent's clean-up; locks that other threads
+    // hold at the fork would hang it, which the test would show.
+    match unsafe { libc::fork() } {
+        0 => {
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(done.is_err())) }
+        }
+        -1 => panic!("no fork: {}", std::io::Error::last_os_error()),
+        child => {
+            let mut status = -1;
+            // SAFETY: `status` is writable, and the child is this process's own.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            match status {
+                0 => "well".to_owned(),
+                other => format!("child ended with {other}"),
+            }
+        }
+    }
 }

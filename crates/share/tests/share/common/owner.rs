@@ -129,6 +129,9 @@ pub(crate) fn answers(address: Address) -> Answers {
                 owner.exporter = None;
                 Some("stopped".to_owned())
             }
+            ["fork"] => Some(super::in_fork(|| {
+                drop((owner.offer.take(), owner.exporter.take()));
+            })),
             ["clients"] => Some(owner.exporter.as_ref()?.stats().clients.to_string()),
             ["descriptors"] => Some(owner.exporter.as_ref()?.stats().descriptors.to_string()),
             ["generation"] => Some(owner.buffer.generation().to_string()),

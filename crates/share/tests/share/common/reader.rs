@@ -48,6 +48,21 @@ pub(crate) fn answers(address: Address) -> Answers {
                     let refreshed = reader.import.as_ref().unwrap().refresh(patience)?;
                     refreshed.came_bytes.to_string()
                 }
+                ["fork"] => super::in_fork(|| {
+                    let asked = reader.import.as_ref().unwrap().refresh(SOON);
+                    assert!(matches!(asked, Ok(_) | Err(ShareError::Forked { .. })));
+                    drop((reader.import.take(), reader.importer.take()));
+                }),
+                ["rounds", rounds] => {
+                    for _ in 0..rounds.parse::<u64>().unwrap() {
+                        let options = ImporterOptions::new(driver.clone()).timeout(SOON);
+                        let importer = Importer::connect(&address, options)?;
+                        let import = importer.open("buffer", Access::ReadWrite)?;
+                        import.read(0, &mut [0])?;
+                        drop((import, importer));
+                    }
+                    reader.sim.ledger_summary().reserved_bytes.to_string()
+                }
                 ["check"] => format!("{:?}", reader.import.as_ref().unwrap().check()),
                 ["read", offset] => {
                     let mut byte = [0];

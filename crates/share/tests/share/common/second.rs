@@ -20,6 +20,7 @@ pub(crate) type Answers = Box<dyn FnMut(&[&str]) -> Option<String>>;
 /// The life of the second process.
 pub(crate) fn run() {
     let Ok(role) = std::env::var(ROLE) else { return };
+    super::limit_descriptors();
     let address = Address::Path(std::env::var(SOCKET).unwrap().into());
     let mut answers = match role.as_str() {
         "owner" => super::owner::answers(address),
