@@ -35,6 +35,8 @@
 mod address;
 mod error;
 mod exporter;
+#[cfg(test)]
+mod hostile;
 mod importer;
 mod limits;
 mod os;
