@@ -109,8 +109,8 @@ impl OfferCore {
             Phase::Before => {
                 step!("exporter-before");
                 self.board.begin_change();
-                // What comes anew has no descriptor yet, and what is shared keeps its own.
-                if !matches!(change.cause, Cause::Commit | Cause::Share | Cause::Wake) {
+                // Only these two leave alone what is there.
+                if !matches!(change.cause, Cause::Commit | Cause::Share) {
                     let end = change.offset.saturating_add(change.bytes);
                     self.shelf.lock().close(change.offset..end);
                 }

@@ -181,3 +181,15 @@ fn a_withdrawn_buffer_and_a_dead_owner_are_told() {
     drop((import, importer));
     sim.check_clean().unwrap();
 }
+
+#[test]
+fn descriptors_that_are_kept_do_not_keep_memory_that_goes() {
+    let mut owner = Second::owner(&[]);
+    assert_eq!(owner.ask("ready"), "4");
+    for (order, kept) in [("shrink 1", "1"), ("grow 4", "4"), ("move 1", "4"), ("shrink 0", "0")] {
+        owner.ask(order);
+        assert_eq!(owner.ask("orphans"), "0", "{order}");
+        assert_eq!(owner.ask("ready"), kept, "{order}");
+    }
+    owner.finish(&machine(1).0);
+}

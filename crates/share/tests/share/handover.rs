@@ -1,6 +1,6 @@
 //! A buffer goes to another process.
 
-use vmm_share::{Access, ImportState, Refusal, ShareError};
+use vmm_share::{Access, ImportState, Importer, ImporterOptions, Refusal, ShareError};
 use vmm_sys::DeviceId;
 use vmm_sys::object::Stream;
 
@@ -91,4 +91,34 @@ fn what_is_published_is_waited_for() {
     assert!(matches!(gone, ShareError::OwnerGone { .. }), "{gone}");
     drop((import, importer, stream));
     sim.check_clean().unwrap();
+}
+
+#[test]
+fn each_device_that_is_named_has_access() {
+    let owner = Second::owner(&[]);
+    let (sim, driver) = machine(2);
+    let devices = [DeviceId(0), DeviceId(1)];
+    let options = ImporterOptions::new(driver.clone()).devices(devices);
+    let importer = Importer::connect(&owner.address, options).unwrap();
+    let import = importer.open("buffer", Access::ReadWrite).unwrap();
+    assert_eq!(import.devices(), devices);
+    let stream = Stream::create(&driver, DeviceId(1)).unwrap();
+    let using = import.use_on(&stream).unwrap();
+    // SAFETY: the address is the driver's.
+    unsafe { stream.fill(import.address_for(G..G + 4).unwrap(), 4, 77).unwrap() };
+    drop(using);
+    stream.synchronize().unwrap();
+    let mut byte = [0];
+    import.read(G, &mut byte).unwrap();
+    assert_eq!(byte, [77]);
+    drop((import, importer));
+    let beyond = ImporterOptions::new(driver.clone()).devices([DeviceId(2)]);
+    let refused = Importer::connect(&owner.address, beyond).unwrap_err();
+    assert!(matches!(refused, ShareError::BadArgument { .. }), "{refused}");
+    let options = ImporterOptions::new(driver.clone()).devices([DeviceId(0)]);
+    let importer = Importer::connect(&owner.address, options).unwrap();
+    let import = importer.open("buffer", Access::Read).unwrap();
+    assert!(matches!(import.use_on(&stream), Err(ShareError::BadArgument { .. })));
+    drop((import, importer, stream));
+    owner.finish(&sim);
 }

@@ -134,7 +134,8 @@ pub(crate) fn answers(address: Address) -> Answers {
             })),
             ["clients"] => Some(owner.exporter.as_ref()?.stats().clients.to_string()),
             ["descriptors"] => Some(owner.exporter.as_ref()?.stats().descriptors.to_string()),
-            ["generation"] => Some(owner.buffer.generation().to_string()),
+            // Memory that only descriptors keep.
+            ["orphans"] => Some(owner.sim.ledger_summary().orphans.to_string()),
             other => panic!("no such order: {other:?}"),
         }
     })
