@@ -67,6 +67,8 @@ pub(crate) struct Settings {
     pub(crate) idle_lane_ms: Option<u64>,
     /// Whether chunks of elastic buffers can be exported, unless a buffer says otherwise.
     pub(crate) exportable: bool,
+    /// Whether memory of one tag is zeroed before another gets it.
+    pub(crate) scrub_between_tags: bool,
     /// Owner, who else may use its memory, and how.
     pub(crate) access: Vec<(DeviceId, DeviceId, Access)>,
     /// Host nodes that may give memory.
@@ -104,6 +106,7 @@ impl Default for Settings {
             background: true,
             idle_lane_ms: Some(IDLE_LANE_MS),
             exportable: false,
+            scrub_between_tags: false,
             access: Vec::new(),
             hosts: Vec::new(),
             lends: Vec::new(),

@@ -15,6 +15,7 @@ use crate::idle::Clock;
 use crate::landing::{Landing, Spare};
 use crate::leaving::Leaving;
 use crate::lending::Lending;
+use crate::past::{self, Past};
 use crate::stock::{Stock, Taken};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -54,6 +55,8 @@ pub(crate) struct Depot {
     /// Of these, at the addresses of elastic buffers, and behind peer anchors.
     elastic_bytes: Arc<AtomicU64>,
     anchor_bytes: AtomicU64,
+    /// What was zeroed for its next user.
+    scrubbed_bytes: AtomicU64,
     /// What of it is in buffers whose home is elsewhere, and the other way round.
     pub(crate) lending: Arc<Lending>,
     /// Memory in threads' hands.
@@ -100,6 +103,7 @@ impl Depot {
             landing: Landing::default(),
             elastic_bytes: Arc::default(),
             anchor_bytes: AtomicU64::new(0),
+            scrubbed_bytes: AtomicU64::new(0),
             carries: Carries::default(),
         }
     }
@@ -132,6 +136,16 @@ impl Depot {
         self.anchor_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
+    /// Bytes that were zeroed for their next user, since the start.
+    pub(crate) fn scrubbed_bytes(&self) -> u64 {
+        self.scrubbed_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts `bytes` as zeroed.
+    pub(crate) fn scrubbed(&self, bytes: u64) {
+        self.scrubbed_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     pub(crate) fn peak_held_bytes(&self) -> u64 {
         self.account.peak_held_bytes()
     }
@@ -162,7 +176,7 @@ impl Depot {
         let made = turn.with(|| Chunk::create(&self.driver, bytes, props));
         let chunk = made.map_err(Shortage::Driver)?;
         self.account.note_peak();
-        Ok(chunk.with_receipt(booking))
+        Ok(chunk.with_receipt(Past::new(booking)))
     }
 
     /// Gives a chunk's memory back to the driver. If the driver refuses, it takes memory as before
@@ -174,13 +188,15 @@ impl Depot {
     }
 
     /// Settles a chunk that one of its mappings gave back: while another mapping holds it,
-    /// nothing happens; the last one puts it on the shelf, or releases it if the shelf is full.
+    /// nothing happens; the last one puts it on the shelf, or releases it if the shelf is full, or if
+    /// another process may have it.
     pub(crate) fn settle(&self, chunk: Arc<Chunk>, turn: Turn) {
         // `into_inner` gives the chunk to exactly one of two threads that settle at once.
         let Some(chunk) = Arc::into_inner(chunk) else { return };
         let overflow = {
             let mut stock = self.stock.lock();
-            if stock.bytes() + chunk.bytes() <= self.terms.stock_high_bytes {
+            let has_room = stock.bytes() + chunk.bytes() <= self.terms.stock_high_bytes;
+            if has_room && !past::is_outside(&chunk) {
                 stock.put(chunk, true);
                 None
             } else {

@@ -15,6 +15,7 @@ use crate::idle::{Clock, Watch};
 use crate::ladder::{Callbacks, LadderCounts, Reliefs};
 use crate::lane::{LaneState, Wait};
 use crate::lanes::{LaneRef, Lanes};
+use crate::past::{self, User};
 use crate::places::Places;
 use crate::policy::Policy;
 use crate::stats::DeviceStats;
@@ -135,6 +136,7 @@ impl Device {
             lending_bytes: self.depot.lending.budget_bytes(),
             lending_booked_bytes: self.depot.lending.booked_bytes(),
             anchor_bytes: self.depot.anchor_bytes(),
+            scrubbed_bytes: self.depot.scrubbed_bytes(),
             elastic_buffers: self.elastic.buffers.load(Ordering::Relaxed),
             reserved_bytes: self.elastic.reserved_bytes.load(Ordering::Relaxed),
             ..DeviceStats::default()
@@ -184,7 +186,9 @@ impl Device {
 
     /// Creates a plain chunk, as lanes use them.
     pub(crate) fn create_chunk(&self, bytes: u64, turn: Turn) -> Result<Chunk, Shortage> {
-        self.depot.create(bytes, &self.plan.props, turn)
+        let chunk = self.depot.create(bytes, &self.plan.props, turn)?;
+        past::note_user(&chunk, &User::Nameless);
+        Ok(chunk)
     }
 
     /// Records what is still to be recorded on a stream: see [`Leaving::is_done_with`].

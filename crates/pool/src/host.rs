@@ -119,6 +119,7 @@ impl Host {
             limit_bytes: depot.terms.limit_bytes,
             lending_bytes: depot.lending.budget_bytes(),
             lending_booked_bytes: depot.lending.booked_bytes(),
+            scrubbed_bytes: depot.scrubbed_bytes(),
         }
     }
 }

@@ -57,6 +57,7 @@ mod leaving;
 mod lending;
 mod mover;
 mod out_of_memory;
+mod past;
 mod peers;
 mod place;
 mod places;
@@ -80,7 +81,7 @@ pub use buffer::Buffer;
 pub use capture::{CaptureScope, GraphMemory};
 pub use config::{ChunkSize, DebugMode, Placement, text};
 pub use elastic::{
-    AheadState, BackingChange, BackingHook, Cause, Contents, ElasticBuffer, ElasticBuilder,
+    AheadState, BackingChange, BackingHook, Cause, Contents, DmaBuf, ElasticBuffer, ElasticBuilder,
     ElasticError, ElasticStats, GrowAhead, Grown, Growth, LenderAnswer, Migration, MigrationState,
     Move, Moved, NotRecalled, PeerFault, Phase, Piece, Recall, Refusal, Slept, Use,
 };

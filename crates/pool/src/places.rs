@@ -168,8 +168,8 @@ impl Site<'_> {
         let plain = self.depot.terms.plain;
         let stock_bytes: u64 = {
             let stock = self.depot.stock.lock();
-            let exact = stock.counts(props).filter(|(bytes, _)| *bytes == chunk_bytes);
-            let others = stock.counts(&plain).filter(|_| *props == plain);
+            let exact = stock.counts_of_all(props).filter(|(bytes, _)| *bytes == chunk_bytes);
+            let others = stock.counts_of_all(&plain).filter(|_| *props == plain);
             let others = others.filter(|(bytes, _)| *bytes != chunk_bytes);
             exact.chain(others).map(|(bytes, count)| bytes * count as u64).sum()
         };

@@ -47,6 +47,7 @@ pub(crate) struct PoolInner {
     /// Whom its devices ask when memory is short.
     callbacks: Arc<Callbacks>,
     exportable: bool,
+    scrub_between_tags: bool,
     recorder: Option<Arc<Recorder>>,
     /// Held for its `Drop`, which ends the thread.
     _background: Option<Background>,
@@ -60,6 +61,11 @@ impl PoolInner {
     /// Whether chunks of elastic buffers can be exported, unless a buffer says otherwise.
     pub(crate) fn exportable(&self) -> bool {
         self.exportable
+    }
+
+    /// Whether memory of one tag is zeroed before another gets it.
+    pub(crate) fn tells_tags_apart(&self) -> bool {
+        self.scrub_between_tags
     }
 
     pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {

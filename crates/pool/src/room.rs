@@ -112,7 +112,7 @@ fn own_bytes(places: &Places, home: DeviceId) -> u64 {
 fn lendable_bytes(site: &Site<'_>, props: &ChunkProps, chunk_bytes: u64, anchor_bytes: u64) -> u64 {
     let stock_bytes: u64 = {
         let stock = site.depot.stock.lock();
-        let fit = stock.counts(props).filter(|(bytes, _)| *bytes == chunk_bytes);
+        let fit = stock.counts_of_all(props).filter(|(bytes, _)| *bytes == chunk_bytes);
         fit.map(|(bytes, count)| bytes * count as u64).sum()
     };
     let made_bytes = site.depot.room_bytes().min(site.free_bytes()).saturating_sub(anchor_bytes);

@@ -62,6 +62,9 @@ pub struct DeviceStats {
     /// How often a request looked into another lane for memory that it may not make within the soft
     /// limit (count).
     pub lanes_asked: u64,
+    /// Memory that came from the stock and was zeroed for an elastic buffer that must not see what
+    /// others wrote, since the start.
+    pub scrubbed_bytes: u64,
     /// What was tried when memory was short.
     pub ladder: LadderStats,
 }
@@ -105,6 +108,9 @@ pub struct HostStats {
     pub lending_bytes: u64,
     /// What of that they have; the rest of the elastic bytes was placed here by name.
     pub lending_booked_bytes: u64,
+    /// Memory that came from the stock and was zeroed for an elastic buffer that must not see what
+    /// others wrote, since the start.
+    pub scrubbed_bytes: u64,
 }
 
 impl HostStats {

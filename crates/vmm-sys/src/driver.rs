@@ -148,8 +148,7 @@ pub trait Driver: Send + Sync + Debug {
     /// `cuIpcGetMemHandle`, the answer dropped: mapped chunks are refused (row D-P3).
     fn legacy_ipc_export(&self, device: DeviceId, address: u64) -> DriverResult<()>;
 
-    /// `cuMemGetHandleForAddressRange(DMA_BUF_FD)`: a descriptor for other drivers, over neighbouring
-    /// mappings too. It keeps the memory, unmapped or not (rows D-X8, D-X9).
+    /// `cuMemGetHandleForAddressRange(DMA_BUF_FD)`: for other drivers; it keeps the memory (row D-X9).
     fn dma_buf(&self, device: DeviceId, address: u64, bytes: u64) -> DriverResult<OwnedFd>;
 
     // ---- the driver's own allocators (what the pool is measured against) ----

@@ -120,6 +120,10 @@ fn the_drivers_own_allocators_and_pinned_memory() {
 #[test]
 fn events_of_other_processes() {
     let Some((fake, cuda)) = Fake::open("ipc_events", &[]) else { return };
+    for device in [ZERO, ONE] {
+        cuda.mem_info(device).unwrap();
+    }
+    fake.log();
     let event = cuda.event_create_interprocess(ONE).unwrap();
     // SAFETY: both events are live until they are destroyed at the end.
     unsafe {

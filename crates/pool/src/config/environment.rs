@@ -23,7 +23,7 @@ struct Variable {
     read: Read,
 }
 
-const VARIABLES: [Variable; 10] = [
+const VARIABLES: [Variable; 11] = [
     Variable {
         name: "VMM_POOL_CHUNK",
         setting: "chunk",
@@ -67,6 +67,11 @@ const VARIABLES: [Variable; 10] = [
         name: "VMM_POOL_IDLE_LANE_MS",
         setting: "time of an idle lane",
         read: |into, value| text::ms_or_off(words(value)?).map(|it| into.idle_lane_ms = it),
+    },
+    Variable {
+        name: "VMM_POOL_SCRUB",
+        setting: "scrub between tags",
+        read: |into, value| text::switch(words(value)?).map(|it| into.scrub_between_tags = it),
     },
     Variable {
         name: "VMM_POOL_DEBUG",
@@ -174,6 +179,7 @@ mod tests {
             ("VMM_POOL_STOCK_HIGH", "1G"),
             ("VMM_POOL_BACKGROUND", "0"),
             ("VMM_POOL_IDLE_LANE_MS", "250"),
+            ("VMM_POOL_SCRUB", "1"),
             ("VMM_POOL_DEBUG", "guard"),
             ("VMM_POOL_TRACE", "/tmp/a trace"),
         ])
@@ -185,6 +191,7 @@ mod tests {
         assert_eq!((settings.stock_low_bytes, settings.stock_high_bytes), (64 << 20, 1 << 30));
         assert!(!settings.background);
         assert_eq!(settings.idle_lane_ms, Some(250));
+        assert!(settings.scrub_between_tags);
         assert_eq!(settings.debug_mode, DebugMode::Guard);
         assert_eq!(settings.trace, Some("/tmp/a trace".into()));
     }
@@ -209,6 +216,7 @@ mod tests {
             ("VMM_POOL_STOCK_HIGH", "64MB", "KiB, MiB, GiB"),
             ("VMM_POOL_BACKGROUND", "true", "`1` or `0`"),
             ("VMM_POOL_IDLE_LANE_MS", "10s", "milliseconds, or `off`"),
+            ("VMM_POOL_SCRUB", "yes", "`1` or `0`"),
             ("VMM_POOL_DEBUG", "1", "`off` or `guard`"),
         ] {
             let error = merged(&[(name, value)]).unwrap_err();

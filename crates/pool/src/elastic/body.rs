@@ -20,6 +20,7 @@ use super::uses::Uses;
 use crate::budget::Budget;
 use crate::device::Device;
 use crate::error::Error;
+use crate::past::User;
 use crate::place::Place;
 use crate::places::Places;
 use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
@@ -34,6 +35,10 @@ pub(crate) struct Shape {
     pub(crate) follows_policy: bool,
     pub(crate) tag: Option<Arc<str>>,
     pub(crate) quota: Option<Budget>,
+    /// As whose its contents count, where owners are told apart.
+    pub(crate) user: User,
+    /// Memory comes to it as nobody's, whoever used it.
+    pub(crate) scrubs: bool,
     /// The pool may move it by itself: to a lender where its home is short, and for balance.
     pub(crate) movable: bool,
 }

@@ -221,7 +221,7 @@ impl Operation<'_> {
     ) -> Result<(Arc<Chunk>, Origin), Shortage> {
         let (props, bytes) = (self.0.props(site.place), self.0.shape.chunk_bytes);
         // Let go before the driver is called.
-        let ready = site.depot.stock.lock().take(&props, bytes);
+        let ready = site.depot.stock.lock().take_for(&props, bytes, &self.0.shape.user);
         match ready {
             Some(chunk) => Ok((Arc::new(chunk), Origin::Stock)),
             None => Ok((Arc::new(site.depot.create(bytes, &props, turn)?), Origin::Made)),

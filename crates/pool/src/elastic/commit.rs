@@ -22,6 +22,7 @@ use crate::ladder::Climb;
 use crate::lane::{Gate, Wait};
 use crate::leaving::Returned;
 use crate::lending::Loan;
+use crate::past;
 use crate::place::Place;
 use crate::places::{Found, Site};
 use crate::request::Request;
@@ -199,6 +200,11 @@ impl<'a> Operation<'a> {
                 return Err(error);
             }
         }
+        let from_stock = parts.iter().filter(|it| matches!(it.origin, Origin::Stock));
+        if let Err(error) = self.scrub(from_stock.map(|it| &it.mapping)) {
+            self.undo(parts, how.turn);
+            return Err(error);
+        }
         Ok(parts)
     }
 
@@ -341,6 +347,7 @@ impl<'a> Operation<'a> {
                 add(&mut borrowed, site.place, chunk_bytes);
                 state.rests_until_ms = rests_until_ms;
             }
+            past::note_user(mapping.chunk(), &body.shape.user);
             let footing = site.depot.footing(chunk_bytes);
             let standing = body.standing(home, mapping, generation, footing, loan);
             state.insert(slot, Standing { aliases, ..standing });

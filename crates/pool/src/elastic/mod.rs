@@ -21,8 +21,8 @@
 //! `body`, `state`: what it is made of, and who may change it. `growth`, `commit`, `decommit`: memory
 //! comes and goes; `borrow`: from lenders too. `access`: which devices may use it. `uses`: which
 //! streams do; `copy`: copies within it; `bytes`: reads and writes from the host. `share`: one chunk at
-//! several addresses. `hooks`: who is told of changes; `export`: descriptors
-//! for other processes. `ahead`: growth in the background. `terms`, `prepare`,
+//! several addresses. `scrub`: zeroing what others used; `outside`: descriptors for other processes and
+//! drivers. `hooks`: who is told of changes. `ahead`: growth in the background. `terms`, `prepare`,
 //! `relocate`, `take_back`: other places for the memory, by way of `door`, which keeps users out
 //! meanwhile, and `copier`; asked for by `migrate` and `sleep`, by a lender (`recall`), by the pool
 //! when a home has room again (`homecoming`) and when a device is short (`relief`). `progress`: what
@@ -42,16 +42,17 @@ mod copy;
 mod decommit;
 pub(crate) mod door;
 pub(crate) mod error;
-mod export;
 mod growth;
 pub(crate) mod homecoming;
 mod hooks;
 pub(crate) mod migrate;
+mod outside;
 mod prepare;
 mod progress;
 pub(crate) mod recall;
 pub(crate) mod relief;
 mod relocate;
+mod scrub;
 mod share;
 pub(crate) mod sleep;
 mod state;
@@ -75,6 +76,7 @@ pub(crate) use growth::by_distance;
 pub use growth::{Grown, Growth};
 pub use hooks::{BackingChange, BackingHook, Cause, Phase};
 pub use migrate::{Migration, MigrationState, Move};
+pub use outside::DmaBuf;
 pub use recall::{NotRecalled, Recall};
 pub use sleep::{Contents, Slept};
 pub use stats::{ElasticStats, Piece};

@@ -16,6 +16,7 @@ use crate::depot::Shortage;
 use crate::error::Error;
 use crate::landing::Spare;
 use crate::lending::Loan;
+use crate::past;
 use crate::place::Place;
 use crate::places::Site;
 use crate::turn::Turn;
@@ -62,6 +63,7 @@ impl Operation<'_> {
         let _carrying = site.depot.carries.begin();
         let bytes = self.0.shape.chunk_bytes;
         if !is_loan && let Some(spare) = site.depot.landing.take(&self.0.props(to), bytes, grants) {
+            past::note_user(spare.mapping.chunk(), &self.0.shape.user);
             self.0.state().expect(to, bytes, false);
             let footing = site.depot.footing(bytes);
             let (origin, shadow, stage) = (Origin::Landing, spare.mapping, Stage::Untouched);
@@ -85,6 +87,7 @@ impl Operation<'_> {
             drop(loan);
             return Err(error.into());
         }
+        past::note_user(shadow.chunk(), &self.0.shape.user);
         self.0.state().expect(to, bytes, is_loan);
         let (footing, stage) = (site.depot.footing(bytes), Stage::Untouched);
         Ok(Leg { slot, to, origin, footing, loan, shadow, stage })

@@ -25,6 +25,7 @@ use crate::error::Error;
 use crate::landing::Spare;
 use crate::lane::{Asker, Waited};
 use crate::lending::Loan;
+use crate::past;
 use crate::place::Place;
 use crate::turn::Turn;
 
@@ -337,6 +338,7 @@ impl Operation<'_> {
         let (generation, home) = (state.generation, state.home);
         for Leg { slot, to, footing, loan, shadow, stage, .. } in legs {
             let Stage::New { mapping, old } = stage else { continue };
+            past::note_only_user(mapping.chunk(), &body.shape.user);
             state.arrived(to, body.shape.chunk_bytes, loan.is_some());
             if loan.is_some() {
                 state.rests_until_ms = rests_until_ms;
@@ -376,8 +378,11 @@ impl Operation<'_> {
             match spare {
                 // Nobody else has the chunk.
                 Some(spare) if Arc::strong_count(&old) == 2 => {
-                    site.depot.landing.put(spare);
-                    continue;
+                    if !past::is_outside(&old) {
+                        site.depot.landing.put(spare);
+                        continue;
+                    }
+                    drop(site.depot.unmap(spare.mapping, terms.turn));
                 }
                 spare => {
                     let spare = spare.into_iter().map(|spare| spare.mapping);

@@ -144,6 +144,7 @@ pub(crate) struct Counts {
     pub(crate) stock_bytes: u64,
     pub(crate) returned_bytes: u64,
     pub(crate) moved_bytes: u64,
+    pub(crate) scrubbed_bytes: u64,
 }
 
 impl State {

@@ -65,6 +65,8 @@ pub struct ElasticStats {
     pub created_bytes: u64,
     /// Memory that came from the stock since it was built.
     pub from_stock_bytes: u64,
+    /// What of that was zeroed first, for others had used it.
+    pub scrubbed_bytes: u64,
     /// Memory that had left and came back before it was gone.
     pub returned_bytes: u64,
     /// Memory whose contents moved to another place since it was built.
@@ -134,6 +136,7 @@ pub(crate) fn stats(body: &Body) -> ElasticStats {
         quota_booked_bytes: quota.map_or(0, crate::Budget::booked_bytes),
         created_bytes: state.counts.created_bytes,
         from_stock_bytes: state.counts.stock_bytes,
+        scrubbed_bytes: state.counts.scrubbed_bytes,
         returned_bytes: state.counts.returned_bytes,
         moved_bytes: state.counts.moved_bytes,
         incoming_bytes: state.incoming.values().map(|it| it.bytes).sum(),

@@ -12,6 +12,7 @@ use super::{Lane, LaneState, retire};
 use crate::depot::Shortage;
 use crate::device::Device;
 use crate::growth::{Piece, Source};
+use crate::past::{self, User};
 use crate::region::{Region, Segment};
 use crate::turn::Turn;
 
@@ -111,7 +112,10 @@ pub(super) fn act(device: &Device, claim: &mut Claim) -> Result<(), Shortage> {
     claim.policy = grants.version;
     for part in &mut claim.parts {
         let chunk = match part.supplied.take() {
-            Some(Supplied::Stock(chunk)) => Arc::new(chunk),
+            Some(Supplied::Stock(chunk)) => {
+                past::note_user(&chunk, &User::Nameless);
+                Arc::new(chunk)
+            }
             Some(Supplied::Alias(chunk)) => chunk,
             Some(Supplied::Create(bytes)) => match device.create_chunk(bytes, turn) {
                 Ok(chunk) => Arc::new(chunk),

@@ -186,6 +186,14 @@ impl PoolBuilder {
         self
     }
 
+    /// Whether the owners of elastic buffers are told apart by their tags: memory that buffers of one tag
+    /// used is zeroed before those of another, or of none, get it, and lanes get none that a tag used.
+    /// Default: false.
+    pub fn scrub_between_tags(mut self, on: bool) -> Self {
+        self.settings.scrub_between_tags = on;
+        self
+    }
+
     /// Lets chunks of elastic buffers lie in the memory of a NUMA node of the host, `limit_bytes` at
     /// most. The background thread keeps `stock_bytes` of it ready, since making it is slow: 246 ms
     /// a GiB. Nothing goes there unless somebody names the place. The last word about a node
@@ -283,8 +291,14 @@ impl PoolBuilder {
             }
         }
         let background = settings.background.then(|| Background::start(places.clone())).flatten();
-        let exportable = settings.exportable;
-        let inner = PoolInner { places, callbacks, exportable, recorder, _background: background };
+        let inner = PoolInner {
+            places,
+            callbacks,
+            exportable: settings.exportable,
+            scrub_between_tags: settings.scrub_between_tags,
+            recorder,
+            _background: background,
+        };
         Ok(Pool(Arc::new(inner)))
     }
 }

@@ -60,6 +60,11 @@ impl Chunk {
         self
     }
 
+    /// What [`Chunk::with_receipt`] gave it to keep, if that is a `T`.
+    pub fn receipt<T: Any>(&self) -> Option<&T> {
+        self.receipt.as_deref()?.downcast_ref()
+    }
+
     /// Gives the reference back (`cuMemRelease`), as dropping the chunk does, and says if the
     /// driver refuses.
     ///
@@ -141,6 +146,8 @@ mod tests {
     fn a_refused_release_gives_the_chunk_and_keeps_the_receipt() {
         let sim = Sim::builder().build();
         let (chunk, receipt) = chunk_with_receipt(&sim);
+        assert!(chunk.receipt::<Arc<()>>().is_some_and(|kept| Arc::ptr_eq(kept, &receipt)));
+        assert!(chunk.receipt::<u64>().is_none());
         sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemRelease).once());
         let (chunk, error) = chunk.release().unwrap_err();
         assert_eq!((error.code(), chunk.bytes()), (ResultCode::UNKNOWN, 2 << 20));

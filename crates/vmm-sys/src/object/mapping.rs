@@ -67,6 +67,20 @@ impl Mapping {
         unsafe { stream.copy_words(dst, src, words) }
     }
 
+    /// Enqueues a fill of all bytes with `value` (`cuMemsetD8Async`), by the stream's device. It stays
+    /// mapped until that is done, as for any work.
+    ///
+    /// # Errors
+    /// The driver's: invalid value without access; the same, before any call, if the drivers differ.
+    pub fn fill(&self, value: u8, stream: &Stream) -> DriverResult<()> {
+        if !same_driver(stream.driver(), self.range.driver()) {
+            return Err(DriverError::new(Call::MemsetD8Async, ResultCode::INVALID_VALUE)
+                .because(format_args!("{stream:?} is a stream of another driver")));
+        }
+        // SAFETY: the address is mapped by this driver for the whole length.
+        unsafe { stream.fill(self.address, self.bytes(), value) }
+    }
+
     fn check_copy(&self, source: &Mapping, stream: &Stream) -> DriverResult<()> {
         let drivers = [source.range.driver(), stream.driver()];
         let strange = drivers.iter().any(|it| !same_driver(it, self.range.driver()));
@@ -263,7 +277,15 @@ mod tests {
             assert_eq!(refused.code(), ResultCode::INVALID_VALUE);
             assert!(all[1].copy_from_by_kernel(from, stream).is_err());
         }
+        assert_eq!(all[0].fill(0, &strange).unwrap_err().code(), ResultCode::INVALID_VALUE);
         assert_eq!(driver.ledger().snapshot().since(&calls).total(), 0);
+        all[1].fill(9, &stream).unwrap();
+        stream.synchronize().unwrap();
+        let mut bytes = [0; 2];
+        range.read(HOME, G, &mut bytes).unwrap();
+        assert_eq!(bytes, [9; 2]);
+        range.read(HOME, G - 2, &mut bytes).unwrap();
+        assert_eq!(bytes, [5; 2], "not beyond its chunk");
         drop((longer, all, range, stream));
         sim.check_clean().unwrap();
     }
