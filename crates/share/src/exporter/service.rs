@@ -98,9 +98,11 @@ impl Service<'_> {
         let mut ready = ready.iter().copied().chain(std::iter::repeat(false));
         self.clients.retain_mut(|client| {
             let is_ready = ready.next().unwrap_or(false);
-            let served = match is_ready {
-                true => client.read(core, room).and_then(|()| client.tick(core, now)),
-                false => client.tick(core, now),
+            let served = match (is_ready, client.listens()) {
+                (true, true) => client.read(core, room).and_then(|()| client.tick(core, now)),
+                // It was asked for nothing, so this is its end.
+                (true, false) => Err(Cut(None)),
+                (false, _) => client.tick(core, now),
             };
             let Err(Cut(why)) = served else { return true };
             if let Some(why) = why {

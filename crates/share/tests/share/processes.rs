@@ -1,10 +1,14 @@
 //! Forks, ends in either order, and two exporters at one place.
 
-use vmm_share::{Access, Address, Exporter, ImportState, PeerRule, Refusal, ShareError};
+use std::time::Duration;
 
-use crate::common::owner::Owner;
+use vmm_share::{Access, Address, Exporter, ImportState, PeerRule, Refusal, ShareError};
+use vmm_sys::object::Stream;
+use vmm_sys::{CaptureMode, DeviceId};
+
+use crate::common::owner::{HOME, Owner};
 use crate::common::second::Second;
-use crate::common::{G, connect, machine, pattern, socket_path};
+use crate::common::{G, SOON, connect, machine, pattern, socket_path};
 
 #[test]
 fn a_forked_child_harms_neither_side() {
@@ -88,4 +92,37 @@ fn a_name_without_a_file_works_and_the_rule_decides() {
         }
         drop(exporter);
     }
+}
+
+#[test]
+fn a_number_stands_for_all_before_it() {
+    let owner = Owner::new(Address::Path(socket_path()), 1);
+    let address = owner.exporter.as_ref().unwrap().address().clone();
+    let (sim, driver) = machine(2);
+    let importer = connect(&address, &driver);
+    let import = importer.open("buffer", Access::Read).unwrap();
+    let mine = Stream::create(&driver, HOME).unwrap();
+    let slow = Stream::create(&owner.driver, HOME).unwrap();
+    let quick = Stream::create(&owner.driver, DeviceId(1)).unwrap();
+    let hold = owner.sim.hold(HOME, slow.handle()).unwrap();
+    let offer = owner.offer.as_ref().unwrap();
+    assert_eq!((offer.publish(&slow).unwrap(), offer.publish(&quick).unwrap()), (1, 2));
+    let early = import.wait_published(2, &mine, Duration::from_millis(30)).unwrap_err();
+    assert!(matches!(early, ShareError::Timeout { .. }), "{early}");
+    owner.sim.release_hold(hold);
+    import.wait_published(2, &mine, SOON).unwrap();
+    // SAFETY: the stream is live, and so is the graph.
+    unsafe {
+        owner.driver.capture_begin(HOME, slow.handle(), CaptureMode::Relaxed).unwrap();
+        let refused = offer.publish(&slow).unwrap_err();
+        assert!(matches!(refused, ShareError::BadArgument { .. }), "{refused}");
+        let graph = owner.driver.capture_end(HOME, slow.handle()).unwrap();
+        owner.driver.graph_destroy(HOME, graph).unwrap();
+    }
+    let strange = offer.publish(&mine).unwrap_err();
+    assert!(matches!(strange, ShareError::BadArgument { .. }), "{strange}");
+    assert_eq!(import.published(), 2);
+    drop((import, importer, mine, slow, quick));
+    assert_eq!(owner.end(), "clean");
+    sim.check_clean().unwrap();
 }
