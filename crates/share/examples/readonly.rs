@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use vmm_pool::Pool;
 use vmm_share::{Access, Address, Exporter, Importer, ImporterOptions, Offered, ShareError};
 use vmm_sys::object::Stream;
-use vmm_sys::{DeviceId, ProbeKernel};
+use vmm_sys::{DeviceId, ProbeKernel, Transfer};
 
 const HOME: DeviceId = DeviceId(0);
 const BYTES: u64 = 64 << 20;
@@ -93,9 +93,10 @@ fn second(options: &Options, socket: &Path) -> Outcome<()> {
     import.read(0, &mut found)?;
     let stream = Stream::create(&driver, HOME)?;
     std::io::stdin().read_line(&mut String::new())?;
-    // SAFETY: the address is the driver's.
-    let copied = unsafe { stream.fill(import.address(), 4, 1) };
-    let Err(copy_refused) = copied.and_then(|()| stream.synchronize()) else {
+    let word = [7u8; 4];
+    let copy = Transfer::HostToDevice { dst: import.address(), src: word.as_ptr(), bytes: 4 };
+    // SAFETY: the word is readable, and the address is the driver's.
+    let Err(copy_refused) = (unsafe { driver.copy(HOME, &copy) }) else {
         return Err("a copy engine wrote to a read-only mapping".into());
     };
     let kernel = ProbeKernel::FillWords { dst: import.address(), words: WORDS, value: 7 };

@@ -167,7 +167,7 @@ impl Client {
         self.pending = None;
         drop(borrowed);
         drop(descriptors);
-        core.note_sent();
+        core.note_sent(self.number);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! What the threads of an exporter share.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,7 +48,9 @@ struct Work {
     ahead: VecDeque<Arc<OfferCore>>,
     /// The offer and the client that the maker works for now.
     in_hand: Option<(u64, Option<u64>)>,
-    /// Clients whose descriptors could not be made, and why.
+    /// Clients that wait for descriptors.
+    waiting: HashSet<u64>,
+    /// Those whose descriptors could not be made, and why.
     failed: HashMap<u64, String>,
     /// Threads that run.
     running: usize,
@@ -216,6 +218,7 @@ impl Core {
         let mut work = self.work.lock();
         let waits = work.jobs.iter().any(|it| it.client == job.client);
         let in_hand = work.in_hand.is_some_and(|(_, client)| client == Some(job.client));
+        work.waiting.insert(job.client);
         if !waits && !in_hand {
             work.jobs.push_back(job);
         }
@@ -228,11 +231,33 @@ impl Core {
         let mut work = self.work.lock();
         work.jobs.retain(|job| job.client != client);
         work.failed.remove(&client);
+        work.waiting.remove(&client);
         drop(work);
+        self.drop_made_for(client);
+    }
+
+    /// Closes what was made for one answer to a client.
+    fn drop_made_for(&self, client: u64) {
         for offer in self.all() {
             offer.shelf.lock().forget_client(client);
         }
+        // Through the lock, so that the maker does not miss it between its look and its wait.
+        drop(self.work.lock());
         self.changed.notify_all();
+    }
+
+    /// Descriptors were made for a client, or could not be. If it does not wait for them any more,
+    /// nothing stays of that.
+    pub(super) fn made_for(&self, client: u64, failure: Option<String>) {
+        let mut work = self.work.lock();
+        let waits = work.waiting.contains(&client);
+        if let Some(why) = failure.filter(|_| waits) {
+            work.failed.insert(client, why);
+        }
+        drop(work);
+        if !waits {
+            self.drop_made_for(client);
+        }
     }
 
     /// Why the descriptors of that client could not be made, told once.
@@ -240,14 +265,10 @@ impl Core {
         self.work.lock().failed.remove(&client)
     }
 
-    pub(super) fn fail(&self, client: u64, why: String) {
-        self.work.lock().failed.insert(client, why);
-    }
-
-    /// Descriptors that were made for an answer went with it.
-    pub(super) fn note_sent(&self) {
-        // Under the lock, so that the maker does not miss it between its look and its wait.
-        let _work = self.work.lock();
+    /// A client has what it waited for; what was made for that answer went with it.
+    pub(super) fn note_sent(&self, client: u64) {
+        // As above: under the lock.
+        self.work.lock().waiting.remove(&client);
         self.changed.notify_all();
     }
 

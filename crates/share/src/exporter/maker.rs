@@ -43,9 +43,8 @@ fn make(core: &Core, job: &Job) {
     let (open, _) = core.open_descriptors();
     let room = room(core, open);
     let once = (open + missing.len() > room).then_some(job.client);
-    if let Err(why) = export(core, &job.offer, &missing, once) {
-        core.fail(job.client, why);
-    }
+    let failure = export(core, &job.offer, &missing, once).err();
+    core.made_for(job.client, failure);
     step!("exporter-made");
 }
 

@@ -8,12 +8,12 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use rustix::event::PollFlags;
 use vmm_pool::{ElasticBuffer, Pool};
-use vmm_sys::sim::Sim;
-use vmm_sys::{DeviceId, Driver};
+use vmm_sys::sim::{FaultPlan, Sim};
+use vmm_sys::{Call, DeviceId, Driver, ResultCode};
 
 use super::{address, connected, send_raw};
 use crate::address::Address;
-use crate::exporter::{Exporter, Offer, Offered};
+use crate::exporter::{Exporter, ExporterBuilder, Offer, Offered};
 use crate::importer::{Access, Importer, ImporterOptions};
 use crate::socket::{Received, message_room, receive, wait};
 use crate::wire::{Frame, Message};
@@ -33,14 +33,17 @@ struct Scene {
 
 impl Scene {
     fn new(clients_max: usize) -> Scene {
+        Scene::with(Exporter::builder().timeout(PATIENCE).clients_max(clients_max))
+    }
+
+    fn with(builder: ExporterBuilder) -> Scene {
         let sim = Sim::builder().build();
         let driver: Arc<dyn Driver> = sim.clone();
         let pool = Pool::builder(driver).build().unwrap();
-        let builder = pool.elastic(DeviceId(0)).capacity_bytes(8 * G).chunk_bytes(G);
-        let buffer = Arc::new(builder.exportable(true).build().unwrap());
+        let elastic = pool.elastic(DeviceId(0)).capacity_bytes(8 * G).chunk_bytes(G);
+        let buffer = Arc::new(elastic.exportable(true).build().unwrap());
         buffer.grow_to(2 * G).unwrap();
         let address = address();
-        let builder = Exporter::builder().timeout(PATIENCE).clients_max(clients_max);
         let exporter = builder.bind(address.clone()).unwrap();
         let offer = exporter.offer("buffer", &buffer, Offered::Read).unwrap();
         Scene { sim, pool, buffer, exporter, offer, address }
@@ -202,6 +205,33 @@ fn there_are_only_so_many_clients() {
     }
     scene.serves();
     assert_eq!(scene.exporter.stats().refused, 1);
+    scene.end();
+}
+
+#[test]
+fn what_is_made_for_somebody_who_has_given_up_keeps_nobody_waiting() {
+    let builder = Exporter::builder().ahead(false).descriptors_max(0).timeout(PATIENCE);
+    let scene = Scene::with(builder);
+    let generation = scene.buffer.generation();
+    let late = FaultPlan::delay_real(2 * PATIENCE).on(Call::MemExportToShareableHandle);
+    let unknown = FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemExportToShareableHandle);
+    let socket = connected(&scene.address);
+    send_raw(&socket, &hello(), &[]).unwrap();
+    assert!(matches!(answer(&socket), Some(Message::Welcome { .. })));
+    for plan in [late.once(), unknown.once()] {
+        scene.sim.inject(plan);
+        let pieces = vec![1];
+        let fetch = Message::Fetch { export: 1, generation, pieces };
+        send_raw(&socket, &frame(2, fetch.clone()), &[]).unwrap();
+        assert!(matches!(answer(&socket), Some(Message::Refused { .. })));
+        // It holds its connection, and asks for nothing.
+        scene.serves();
+        assert_eq!(scene.exporter.stats().descriptors, 0);
+        // It is not told again of what is over.
+        send_raw(&socket, &frame(3, fetch), &[]).unwrap();
+        assert!(matches!(answer(&socket), Some(Message::Pieces { .. })));
+    }
+    drop(socket);
     scene.end();
 }
 
