@@ -1,6 +1,8 @@
 //! Two processes and real descriptors, on the simulated device. The second process is this program
 //! once more, told what to be by its environment.
 
+#![allow(clippy::unwrap_used, reason = "a failure ends the test")]
+
 mod changes;
 mod common;
 mod handover;
