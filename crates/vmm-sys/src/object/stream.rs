@@ -292,3 +292,27 @@ impl Stream {
         unsafe { self.copy_words(0, 0, 0) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::Sim;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn the_host_is_called_when_the_work_before_is_done() {
+        let sim = Sim::builder().build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let stream = Stream::create(&driver, DeviceId(0)).unwrap();
+        let hold = sim.hold(DeviceId(0), stream.handle()).unwrap();
+        let (called, calls) = mpsc::channel();
+        stream.call_on_host(move || called.send(()).unwrap()).unwrap();
+        assert!(calls.try_recv().is_err(), "the work before is not done");
+        sim.release_hold(hold);
+        calls.recv_timeout(Duration::from_secs(10)).unwrap();
+        stream.synchronize().unwrap();
+        drop(stream);
+        sim.check_clean().unwrap();
+    }
+}
