@@ -2,9 +2,11 @@
 //!
 //! The chunks that are behind one are marked for good: see [`past`].
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use vmm_sys::Driver;
 use vmm_sys::object::Chunk;
 
 use super::ElasticBuffer;
@@ -47,11 +49,22 @@ impl ElasticBuffer {
     /// # Errors
     /// [`ElasticError::NotExportable`] unless the buffer was built exportable; the driver's.
     pub fn export_pieces(&self) -> Result<Vec<(Piece, OwnedFd)>, Error> {
+        self.export_pieces_in(0..u64::MAX)
+    }
+
+    /// As [`ElasticBuffer::export_pieces`], of the pieces that begin in these bytes: a large buffer may
+    /// have more pieces than a process may have descriptors.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::export_pieces`].
+    pub fn export_pieces_in(&self, range: Range<u64>) -> Result<Vec<(Piece, OwnedFd)>, Error> {
         let operation = self.leave()?;
-        let exported = self.chunks_with_pieces().into_iter().map(|(piece, chunk)| {
-            past::note_outside(&chunk);
-            Ok((piece, Turn::Requester.with(|| chunk.export_fd())?))
-        });
+        let all = self.chunks_with_pieces().into_iter();
+        let exported =
+            all.filter(|(piece, _)| range.contains(&piece.offset)).map(|(piece, chunk)| {
+                past::note_outside(&chunk);
+                Ok((piece, Turn::Requester.with(|| chunk.export_fd())?))
+            });
         let exported = exported.collect();
         drop(operation);
         exported
@@ -96,9 +109,19 @@ impl ElasticBuffer {
         made
     }
 
+    /// Whether its chunks can be exported to other processes: fixed when it was built.
+    pub fn is_exportable(&self) -> bool {
+        self.body.shape.exportable
+    }
+
+    /// The driver that its memory comes from.
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        self.body.range.driver()
+    }
+
     /// The right to hand memory out: nobody changes it meanwhile.
     fn leave(&self) -> Result<Operation<'_>, Error> {
-        if !self.body.shape.exportable {
+        if !self.is_exportable() {
             return Err(ElasticError::NotExportable.into());
         }
         let operation = self.body.operate()?;

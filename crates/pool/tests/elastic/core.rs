@@ -228,6 +228,9 @@ fn chunks_are_exportable_only_where_that_was_asked_for() {
     shared.grow_to(2 * G).unwrap();
     assert_eq!(shared.stats().from_stock_bytes, 2 * G, "its own kind came back");
     assert_eq!(shared.export_pieces().unwrap().len(), 2);
-    drop((plain, shared));
+    let part = shared.export_pieces_in(1..u64::MAX).unwrap();
+    assert_eq!(part.iter().map(|(piece, _)| piece.offset).collect::<Vec<_>>(), [G]);
+    assert!(shared.is_exportable() && !plain.is_exportable());
+    drop((plain, shared, part));
     machine.end();
 }

@@ -203,6 +203,18 @@ impl Stream {
         }
     }
 
+    /// Runs `function` on a thread of the driver once all work enqueued until now is done
+    /// (`cuLaunchHostFunc`); later work waits for it. It must make no driver call, and is not run if
+    /// the context is lost before.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn call_on_host(&self, function: impl FnOnce() + Send + 'static) -> DriverResult<()> {
+        let (inner, function) = (&self.0, Box::new(function));
+        // SAFETY: `self` owns a live handle.
+        unsafe { inner.driver.launch_host_function(inner.device, self.handle_here(), function) }
+    }
+
     /// Waits on the host for all work (`cuStreamSynchronize`).
     ///
     /// # Errors
@@ -278,5 +290,29 @@ impl Stream {
     pub fn load_kernels(&self) -> DriverResult<()> {
         // SAFETY: no word is read or written.
         unsafe { self.copy_words(0, 0, 0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::Sim;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn the_host_is_called_when_the_work_before_is_done() {
+        let sim = Sim::builder().build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let stream = Stream::create(&driver, DeviceId(0)).unwrap();
+        let hold = sim.hold(DeviceId(0), stream.handle()).unwrap();
+        let (called, calls) = mpsc::channel();
+        stream.call_on_host(move || called.send(()).unwrap()).unwrap();
+        assert!(calls.try_recv().is_err(), "the work before is not done");
+        sim.release_hold(hold);
+        calls.recv_timeout(Duration::from_secs(10)).unwrap();
+        stream.synchronize().unwrap();
+        drop(stream);
+        sim.check_clean().unwrap();
     }
 }

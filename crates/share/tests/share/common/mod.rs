@@ -1,0 +1,80 @@
+//! The two processes of a test.
+
+pub(crate) mod owner;
+pub(crate) mod reader;
+pub(crate) mod second;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use vmm_share::{Address, Importer, ImporterOptions};
+use vmm_sys::Driver;
+use vmm_sys::sim::Sim;
+
+/// The length of a chunk.
+pub(crate) const G: u64 = 2 << 20;
+/// Time for what should take none.
+pub(crate) const SOON: Duration = Duration::from_secs(10);
+
+/// A path for a socket that no other test uses.
+pub(crate) fn socket_path() -> PathBuf {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    std::env::temp_dir().join(format!("vmm-share-test-{}-{number}.sock", process::id()))
+}
+
+/// A simulated machine with so many GPUs, and its driver.
+pub(crate) fn machine(devices: usize) -> (Arc<Sim>, Arc<dyn Driver>) {
+    let sim = Sim::builder().devices(devices).device_bytes(1 << 30).build();
+    (sim.clone(), sim)
+}
+
+pub(crate) fn connect(address: &Address, driver: &Arc<dyn Driver>) -> Importer {
+    Importer::connect(address, ImporterOptions::new(driver.clone()).timeout(SOON)).unwrap()
+}
+
+/// The first byte of chunk `slot` in a buffer that [`owner`] has filled.
+pub(crate) fn pattern(slot: u64) -> u8 {
+    (slot * 7 + 1) as u8
+}
+
+/// What the second process may open, if its environment says so.
+fn limit_descriptors() {
+    let Ok(most) = std::env::var("VMM_SHARE_TEST_NOFILE") else { return };
+    let most = Some(most.parse().unwrap());
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let limit = rustix::process::Rlimit { current: most, maximum: limit.maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+}
+
+/// The descriptors of a process.
+pub(crate) fn descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+/// Runs something in a forked child of this process. Says whether the child ended well.
+pub(crate) fn in_fork(run: impl FnOnce()) -> String {
+    // SAFETY: the child runs `run` and ends without the parent's clean-up; locks that other threads
+    // hold at the fork would hang it, which the test would show.
+    match unsafe { libc::fork() } {
+        0 => {
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(done.is_err())) }
+        }
+        -1 => panic!("no fork: {}", std::io::Error::last_os_error()),
+        child => {
+            let mut status = -1;
+            // SAFETY: `status` is writable, and the child is this process's own.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            match status {
+                0 => "well".to_owned(),
+                other => format!("child ended with {other}"),
+            }
+        }
+    }
+}
