@@ -49,7 +49,8 @@ pub(crate) fn handle<K: Kind>(number: u32) -> *mut K {
 #[inline]
 pub(crate) fn number<K: Kind>(handle: *const K) -> Option<u32> {
     let value = handle.addr();
-    (value >> 32 == K::TAG as usize).then_some(value as u32)
+    // 0 is never given out: to the tables it is the process's own pool.
+    (value >> 32 == K::TAG as usize && value as u32 != 0).then_some(value as u32)
 }
 
 /// The same, with the failure.
@@ -87,6 +88,7 @@ mod tests {
         let pool = handle::<VmmPool>(7);
         assert_eq!(number(pool), Some(7));
         assert_eq!(number(pool.cast::<VmmElastic>()), None);
+        assert_eq!(number(handle::<VmmPool>(0)), None);
         assert!(checked(pool.cast::<VmmUse>()).unwrap_err().to_string().contains("no vmm_use"));
         let local = 0_u64;
         for foreign in [std::ptr::null(), std::ptr::from_ref(&local).cast::<VmmPool>()] {
