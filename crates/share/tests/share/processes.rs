@@ -75,16 +75,17 @@ fn an_address_has_one_exporter_and_a_dead_one_is_replaced() {
 
 #[test]
 fn a_name_without_a_file_works_and_the_rule_decides() {
-    let name = format!("vmm-share-test-{}", std::process::id());
     let (_sim, driver) = machine(1);
-    for (rule, admits) in [
+    let rules = [
         (PeerRule::SameUser, true),
         (PeerRule::Users(vec![rustix::process::geteuid().as_raw()]), true),
         (PeerRule::Users(vec![u32::MAX - 1]), false),
         (PeerRule::custom(|peer| peer.pid == std::process::id()), true),
         (PeerRule::custom(|_| panic!("a rule that panics")), false),
-    ] {
-        let address = Address::Abstract(name.clone());
+    ];
+    for (at, (rule, admits)) in rules.into_iter().enumerate() {
+        // A name each: a process that another test has begun may have the last one for a moment more.
+        let address = Address::Abstract(format!("vmm-share-test-{}-{at}", std::process::id()));
         let exporter = Exporter::builder().rule(rule.clone()).bind(address.clone()).unwrap();
         let options = vmm_share::ImporterOptions::new(driver.clone());
         match (vmm_share::Importer::connect(&address, options), admits) {
