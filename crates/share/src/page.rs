@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
+use rustix::io::Errno;
 
 use crate::error::{AtStep, ShareError};
 use crate::os::{PAGE_BYTES, SharedPage};
@@ -58,7 +59,12 @@ impl NoticeBoard {
     pub(crate) fn create(generation: u64) -> Result<NoticeBoard, ShareError> {
         const STEP: &str = "making the notice page";
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = memfd_create("vmm-share-notice", flags).at(STEP)?;
+        let make = |flags| memfd_create("vmm-share-notice", flags);
+        // Some systems want the first form; older ones do not know it.
+        let file = match make(flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(Errno::INVAL) => make(flags).at(STEP)?,
+            file => file.at(STEP)?,
+        };
         ftruncate(&file, PAGE_BYTES as u64).at(STEP)?;
         let page = SharedPage::map(&file, true).at(STEP)?;
         page.words()[STATE_WORD].store(generation << GENERATION_SHIFT, Relaxed);

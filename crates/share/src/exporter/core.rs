@@ -268,7 +268,11 @@ impl Core {
     /// A client has what it waited for; what was made for that answer went with it.
     pub(super) fn note_sent(&self, client: u64) {
         // As above: under the lock.
-        self.work.lock().waiting.remove(&client);
+        let mut work = self.work.lock();
+        work.waiting.remove(&client);
+        // It may have asked once more while the answer was being made.
+        work.jobs.retain(|job| job.client != client);
+        drop(work);
         self.changed.notify_all();
     }
 

@@ -1,6 +1,6 @@
 //! An importer against exporters that send anything.
 
-use std::fs::File;
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -206,18 +206,18 @@ fn silence_and_a_sudden_end_are_told_at_each_step() {
 #[test]
 fn descriptors_too_many_or_too_few_are_refused_at_each_step() {
     for (which, most) in [(At::Hello, 0), (At::Open, 1), (At::Describe, 0), (At::Fetch, 2)] {
-        let more = spoilt(which, move |exporter, frame| {
-            let (bytes, mut files) = faithful(exporter, frame)?;
-            files.resize_with(most + 1, || File::open("/dev/null").unwrap().into());
-            Some((bytes, files))
-        });
-        assert!(matches!(more, Err(ShareError::Protocol { .. })), "{which:?}: {more:?}");
-        let many = spoilt(which, move |exporter, frame| {
-            let (bytes, mut files) = faithful(exporter, frame)?;
-            files.resize_with(253, || File::open("/dev/null").unwrap().into());
-            Some((bytes, files))
-        });
-        assert!(many.is_err(), "{which:?}");
+        for files_sent in [most + 1, 253] {
+            let (mut reader, writer) = std::io::pipe().unwrap();
+            let more = spoilt(which, move |exporter, frame| {
+                let (bytes, mut files) = faithful(exporter, frame)?;
+                files.resize_with(files_sent, || writer.try_clone().unwrap().into());
+                Some((bytes, files))
+            });
+            assert!(matches!(more, Err(ShareError::Protocol { .. })), "{which:?}: {more:?}");
+            // The last of them is closed when there is an end.
+            assert!(wait(&reader, PollFlags::IN, Instant::now() + PATIENCE).unwrap());
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+        }
         if most > 0 {
             let fewer = spoilt(which, |exporter, frame| {
                 let (bytes, mut files) = faithful(exporter, frame)?;

@@ -1,13 +1,14 @@
 //! Few descriptors, and GPUs by other names.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use vmm_share::{Access, Address, Refusal, ShareError};
 use vmm_sys::sim::Sim;
 use vmm_sys::{Call, DeviceId, Driver, Location};
 
 use crate::common::second::Second;
-use crate::common::{G, connect, machine, pattern, socket_path};
+use crate::common::{G, SOON, connect, machine, pattern, socket_path};
 
 #[test]
 fn a_limit_of_256_descriptors_suffices_for_100_pieces() {
@@ -26,7 +27,11 @@ fn a_limit_of_256_descriptors_suffices_for_100_pieces() {
         assert_eq!(reader.ask(&format!("read {}", 99 * G)), pattern(99).to_string());
         assert_eq!(reader.ask("close"), "closed");
     }
-    assert!(owner.ask("descriptors").parse::<usize>().unwrap() <= kept, "made for one answer");
+    // What was made for one answer goes with it.
+    let deadline = Instant::now() + SOON;
+    while owner.ask("descriptors").parse::<usize>().unwrap() > kept {
+        assert!(Instant::now() < deadline, "more than {kept} are kept");
+    }
     assert_eq!(owner.ask("end"), "clean");
     assert_eq!(reader.ask("end"), "clean");
 }

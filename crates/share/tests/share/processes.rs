@@ -1,7 +1,9 @@
 //! Forks, ends in either order, and two exporters at one place.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use vmm_pool::{Phase, Place};
 use vmm_share::{Access, Address, Exporter, ImportState, PeerRule, Refusal, ShareError};
 use vmm_sys::object::Stream;
 use vmm_sys::{CaptureMode, DeviceId};
@@ -73,16 +75,17 @@ fn an_address_has_one_exporter_and_a_dead_one_is_replaced() {
 
 #[test]
 fn a_name_without_a_file_works_and_the_rule_decides() {
-    let name = format!("vmm-share-test-{}", std::process::id());
     let (_sim, driver) = machine(1);
-    for (rule, admits) in [
+    let rules = [
         (PeerRule::SameUser, true),
         (PeerRule::Users(vec![rustix::process::geteuid().as_raw()]), true),
         (PeerRule::Users(vec![u32::MAX - 1]), false),
         (PeerRule::custom(|peer| peer.pid == std::process::id()), true),
         (PeerRule::custom(|_| panic!("a rule that panics")), false),
-    ] {
-        let address = Address::Abstract(name.clone());
+    ];
+    for (at, (rule, admits)) in rules.into_iter().enumerate() {
+        // A name each: a process that another test has begun may have the last one for a moment more.
+        let address = Address::Abstract(format!("vmm-share-test-{}-{at}", std::process::id()));
         let exporter = Exporter::builder().rule(rule.clone()).bind(address.clone()).unwrap();
         let options = vmm_share::ImporterOptions::new(driver.clone());
         match (vmm_share::Importer::connect(&address, options), admits) {
@@ -125,4 +128,28 @@ fn a_number_stands_for_all_before_it() {
     drop((import, importer, mine, slow, quick));
     assert_eq!(owner.end(), "clean");
     sim.check_clean().unwrap();
+}
+
+#[test]
+fn descriptors_are_closed_before_their_memory_goes() {
+    let mut owner = Owner::new(Address::Path(socket_path()), 4);
+    let exporter = Arc::new(owner.exporter.take().unwrap());
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let (told, seen) = (exporter.clone(), asked.clone());
+    // Called after the exporter's own, which is older.
+    let hook = owner.buffer.on_backing_change(move |change| {
+        if change.phase == Phase::Before {
+            seen.lock().unwrap().push(told.stats().descriptors);
+        }
+    });
+    let ready = || owner.offer.as_ref().unwrap().wait_ready(SOON).unwrap();
+    ready();
+    owner.buffer.shrink_to(G).unwrap();
+    ready();
+    owner.buffer.grow_to(4 * G).unwrap();
+    ready();
+    owner.buffer.migrate(Place::Device(DeviceId(1))).unwrap();
+    assert_eq!(asked.lock().unwrap()[..], [1, 1, 0]);
+    drop((hook, exporter));
+    assert_eq!(owner.end(), "clean");
 }

@@ -42,6 +42,8 @@ pub(crate) struct Second {
     orders: Option<ChildStdin>,
     answers: Lines<BufReader<ChildStdout>>,
     pub(crate) address: Address,
+    /// The socket is its own.
+    owns: bool,
 }
 
 impl Second {
@@ -68,7 +70,7 @@ impl Second {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let orders = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().unwrap()).lines();
-        Second { child, orders, answers, address }
+        Second { child, orders, answers, address, owns: role == "owner" }
     }
 
     /// The next answer, or `None` if it has ended.
@@ -129,5 +131,9 @@ impl Drop for Second {
         // Both fail only if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let (true, Address::Path(path)) = (self.owns, &self.address) {
+            // Left by one that was killed.
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
