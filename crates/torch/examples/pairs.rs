@@ -7,6 +7,9 @@
 //! `general` does what `hot` does by `vmm_pool_alloc` and `vmm_pool_free`, the others by PyTorch's
 //! functions.
 //!
+//! `rust` in place of the library is the same pool called from Rust in this program: the difference is what
+//! the C functions cost.
+//!
 //! Under callgrind, `--toggle-collect='countme*'` counts the pairs alone; `nothing` in place of the
 //! library measures the loop itself. Set VMM_POOL_DRIVER=sim where there is no GPU.
 
@@ -15,6 +18,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use libloading::Library;
+use vmm_pool::{Lane, Pool, free_raw_on};
+use vmm_sys::object::Stream;
+use vmm_sys::{DeviceId, StreamHandle};
 
 type Take = unsafe extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void;
 type Give = unsafe extern "C" fn(*mut c_void, isize, c_int, *mut c_void);
@@ -32,6 +38,29 @@ unsafe extern "C" fn take_nothing(_: isize, _: c_int, stream: *mut c_void) -> *m
 
 unsafe extern "C" fn give_nothing(block: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
     black_box(block);
+}
+
+thread_local! {
+    /// The lane that `rust` takes from.
+    static LANE: std::cell::OnceCell<Lane> = const { std::cell::OnceCell::new() };
+}
+
+unsafe extern "C" fn take_rust(bytes: isize, _: c_int, _: *mut c_void) -> *mut c_void {
+    let address = LANE.with(|lane| lane.get().and_then(|lane| lane.alloc_raw(bytes as u64).ok()));
+    std::ptr::without_provenance_mut(address.unwrap_or(0) as usize)
+}
+
+unsafe extern "C" fn give_rust(block: *mut c_void, bytes: isize, _: c_int, _: *mut c_void) {
+    let freed = free_raw_on(block.addr() as u64, bytes as u64, StreamHandle::LEGACY);
+    assert!(freed.is_ok(), "{freed:?}");
+}
+
+/// A lane of a pool with the same settings, on the same stream.
+fn open_rust() -> Result<(), Box<dyn std::error::Error>> {
+    let pool: Pool = vmm_pool_torch::pool(DeviceId(0))?;
+    let lane = pool.lane(&Stream::legacy(pool.driver(), DeviceId(0))?)?;
+    LANE.with(|kept| kept.set(lane)).map_err(|_| "opened twice")?;
+    Ok(())
 }
 
 #[inline(never)]
@@ -95,10 +124,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pairs: u64 = argument(3, "1000000").parse()?;
     let library = match path.as_str() {
         "nothing" => None,
+        "rust" => {
+            open_rust()?;
+            None
+        }
         // SAFETY: its initialisers install hooks only.
         path => Some(unsafe { Library::new(path)? }),
     };
     let (take, give): (Take, Give) = match &library {
+        None if path == "rust" => (take_rust, give_rust),
         None => (take_nothing, give_nothing),
         // SAFETY: the types are those of include/vmm_pool_torch.h.
         Some(library) => unsafe {
