@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DriverError, SyncOnDrop};
 use parking_lot::Mutex;
+use vmm_sys::object::identity_of;
 
 use crate::error::Error;
 use crate::guest::Guest;
@@ -124,8 +125,9 @@ impl<T> Tracked<T> {
         }
         let driver = self.shared.pool.driver();
         // SAFETY: whoever reads has the stream; the handle is that of a launch or of a reference to it.
-        let id = unsafe { driver.stream_id(device_of(self.main.context()), stream.handle()) };
-        id.map_or(ReaderKey::Lasting(stream), ReaderKey::Passing)
+        let id = unsafe { identity_of(driver, device_of(self.main.context()), stream.handle()) };
+        // A stream that is being captured does not tell, and is not destroyed meanwhile.
+        id.ok().flatten().map_or(ReaderKey::Lasting(stream), ReaderKey::Passing)
     }
 
     fn lend<'a>(

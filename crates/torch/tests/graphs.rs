@@ -322,3 +322,38 @@ fn streams(driver: &Arc<dyn Driver>, device: u32) -> (Stream, Stream) {
     let stream = || Stream::create(driver, DeviceId(device)).unwrap();
     (stream(), stream())
 }
+
+/// PyTorch captures on a stream of its own, which nobody may have allocated on before.
+#[test]
+fn a_stream_that_is_first_seen_while_it_is_captured_gets_memory() {
+    let (_alone, driver) = machine();
+    for mode in MODES {
+        for told in [false, true] {
+            let stream = Stream::create(&driver, DeviceId(7)).unwrap();
+            begin(&stream, mode);
+            // SAFETY: a live stream.
+            let number = told.then(|| unsafe {
+                vmm_pool_torch_capture_begin(device(&stream), handle(&stream), 0)
+            });
+            assert_ne!(number, Some(0), "{:?}", last_error());
+            let (from, to) = (take(MIB, &stream), take(MIB, &stream));
+            fill(&stream, from, 7);
+            copy(&stream, to, from);
+            let exec = end(&stream);
+            if let Some(number) = number {
+                assert_eq!(vmm_pool_torch_capture_end(number), 0);
+            }
+            replay(&stream, exec);
+            assert_eq!(first_word(&stream, to), 7, "{mode:?}");
+            give(from, MIB, &stream);
+            give(to, MIB, &stream);
+            destroy(&stream, exec);
+            if let Some(number) = number {
+                assert_eq!(vmm_pool_torch_graph_destroyed(number), 0);
+            }
+            // SAFETY: a live stream.
+            unsafe { vmm_pool_torch_stream_destroyed(device(&stream), handle(&stream)) };
+        }
+    }
+    vmm_pool_torch_empty_cache();
+}

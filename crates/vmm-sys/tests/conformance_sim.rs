@@ -97,7 +97,7 @@ rows! {
     d_v1 d_v2 d_v3 d_v4 d_v5 d_v6 d_v7
     d_k1
     d_n1 d_n2 d_n3 d_n4 d_n5 d_n6 d_n7 d_n8
-    d_n9 d_n10 d_n11 d_n12 d_n13 d_n14 d_n15 d_n16 d_n17 d_n18 d_n19
+    d_n9 d_n10 d_n11 d_n12 d_n13 d_n14 d_n15 d_n16 d_n17 d_n18 d_n19 d_n20
 }
 
 #[test]

@@ -25,4 +25,4 @@ pub use event::Event;
 pub use latch::Latch;
 pub use mapping::Mapping;
 pub use range::Range;
-pub use stream::Stream;
+pub use stream::{Stream, identity_of};

@@ -3,12 +3,15 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Event;
 use super::thread::ThreadKey;
 use crate::driver::Driver;
-use crate::error::DriverResult;
-use crate::types::{CaptureInfo, DeviceId, ProbeKernel, StreamHandle, StreamId, Transfer};
+use crate::error::{DriverResult, ResultCode};
+use crate::types::{
+    CaptureInfo, CaptureStatus, DeviceId, ProbeKernel, StreamHandle, StreamId, Transfer,
+};
 
 /// A stream of one device. Clones share it.
 ///
@@ -117,7 +120,7 @@ impl Stream {
     ) -> DriverResult<Stream> {
         let handle = if handle == StreamHandle::NULL { StreamHandle::LEGACY } else { handle };
         // SAFETY: live by this function's own condition.
-        let id = unsafe { driver.stream_id(device, handle)? };
+        let id = unsafe { identity_of(driver, device, handle)? }.unwrap_or_else(unheard_of);
         let driver = driver.clone();
         let thread = (handle == StreamHandle::PER_THREAD).then(ThreadKey::current);
         let inner = Inner { driver, device, handle, id, owned: false, thread, _keep: keep };
@@ -129,7 +132,8 @@ impl Stream {
         self.0.device
     }
 
-    /// The identity, never given out twice.
+    /// The identity, never given out twice. A stream that was being captured when the object was made
+    /// has one that only this object and its clones have.
     pub fn id(&self) -> StreamId {
         self.0.id
     }
@@ -293,12 +297,71 @@ impl Stream {
     }
 }
 
+/// The identity of a stream (`cuStreamGetId`); `None` while it is being captured, or is the legacy stream
+/// beside a capture that it is ordered with: the question itself would spoil the capture, in every mode
+/// (row D-N20).
+///
+/// # Safety
+/// The handle is a live stream of `device`'s primary context.
+///
+/// # Errors
+/// The driver's.
+pub unsafe fn identity_of(
+    driver: &Arc<dyn Driver>,
+    device: DeviceId,
+    handle: StreamHandle,
+) -> DriverResult<Option<StreamId>> {
+    // SAFETY: live by this function's own condition.
+    match unsafe { driver.capture_info(device, handle) } {
+        Ok(info) if info.status == CaptureStatus::None => {}
+        Ok(_) => return Ok(None),
+        Err(error) if error.code() == ResultCode::STREAM_CAPTURE_IMPLICIT => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    // SAFETY: as above.
+    unsafe { driver.stream_id(device, handle) }.map(Some)
+}
+
+/// An identity that the driver gives to nobody: it counts from small numbers.
+fn unheard_of() -> StreamId {
+    static LAST: AtomicU64 = AtomicU64::new(1 << 63);
+    StreamId(LAST.fetch_add(1, Ordering::Relaxed))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sim::Sim;
+    use crate::types::CaptureMode;
     use std::sync::mpsc;
     use std::time::Duration;
+
+    #[test]
+    fn a_captured_stream_is_taken_without_harm_under_an_identity_of_its_own() {
+        let sim = Sim::builder().build();
+        let (driver, device): (Arc<dyn Driver>, _) = (sim.clone(), DeviceId(0));
+        let captured = sim.stream_create_blocking(device).unwrap();
+        // SAFETY: live streams, here and below.
+        let before = unsafe { Stream::from_raw(&driver, device, captured, None) }.unwrap();
+        // SAFETY: as above.
+        unsafe { sim.capture_begin(device, captured, CaptureMode::Global) }.unwrap();
+        for handle in [captured, StreamHandle::LEGACY] {
+            // SAFETY: as above.
+            let taken = || unsafe { Stream::from_raw(&driver, device, handle, None) }.unwrap();
+            let (one, other) = (taken(), taken());
+            assert_ne!(one.id(), other.id());
+            assert_ne!(one.id(), before.id());
+            assert_eq!(one.clone().id(), one.id());
+        }
+        assert_eq!(before.capture_info().unwrap().status, CaptureStatus::Active);
+        // SAFETY: as above; the graph is not used afterwards.
+        unsafe {
+            let graph = sim.capture_end(device, captured).unwrap();
+            sim.graph_destroy(device, graph).unwrap();
+            assert_eq!(identity_of(&driver, device, captured), Ok(Some(before.id())));
+            sim.stream_destroy(device, captured).unwrap();
+        }
+    }
 
     #[test]
     fn the_host_is_called_when_the_work_before_is_done() {

@@ -232,13 +232,18 @@ impl Sim {
         self.call_on(Call::StreamDestroy, device, |state| state.destroy_stream(stream))
     }
 
-    /// Row D-S1: never given out twice.
+    /// Rows D-S1, never given out twice, and D-N20: a captured stream does not tell, and is spoilt.
     pub(super) fn do_stream_id(
         &self,
         device: DeviceId,
         stream: StreamHandle,
     ) -> DriverResult<StreamId> {
-        self.call_on(Call::StreamGetId, device, |state| Ok(StreamId(state.stream(device, stream)?)))
+        self.call_on(Call::StreamGetId, device, |state| {
+            let id = state.stream(device, stream)?;
+            state.refuse_captured_stream(id)?;
+            state.refuse_implicit_capture(id)?;
+            Ok(StreamId(id))
+        })
     }
 
     /// Whether all that was enqueued is done. An observation: it reports faults.

@@ -173,6 +173,39 @@ pub(super) fn d_g4(bench: &Bench) -> Outcome {
     })
 }
 
+/// D-N20: a stream that is captured does not tell its identity, nor does the legacy stream beside one that
+/// it is ordered with. The question spoils the capture, in every mode, in a relaxed thread too.
+pub(super) fn d_n20(bench: &Bench) -> Outcome {
+    bench.check(|s| {
+        let device = s.device();
+        for (mode, relaxed) in MODES.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+            let ask = |stream| -> DriverResult<u64> {
+                let within = relaxed.then(|| Relaxed::enter(s.driver())).transpose()?;
+                let answer = s.stream_id(device, stream);
+                within.map_or(Ok(()), Relaxed::leave)?;
+                answer
+            };
+            let what = format!("{mode:?}, relaxed {relaxed}");
+            let stage = Stage::set(s)?;
+            s.capture_begin(device, stage.captured, mode)?;
+            for stream in [stage.other, StreamHandle::PER_THREAD, StreamHandle::LEGACY] {
+                granted(format_args!("{what}: {stream:?}"), ask(stream))?;
+            }
+            stage.must_be_valid(s, &what)?;
+            s.capture_begin(device, stage.captured, mode)?;
+            let code = ResultCode::STREAM_CAPTURE_UNSUPPORTED;
+            refused(format_args!("{what}: the captured stream"), ask(stage.captured), code)?;
+            stage.must_be_lost(s, &what)?;
+            let blocking = Stage { captured: s.blocking_stream(device)?, ..stage };
+            s.capture_begin(device, blocking.captured, mode)?;
+            let code = ResultCode::STREAM_CAPTURE_IMPLICIT;
+            refused(format_args!("{what}: the legacy stream"), ask(StreamHandle::LEGACY), code)?;
+            blocking.must_be_lost(s, &what)?;
+        }
+        Ok("six ways each, as expected".to_owned())
+    })
+}
+
 /// The calling thread in relaxed mode, until it leaves or this is dropped.
 struct Relaxed<'d> {
     driver: &'d dyn Driver,

@@ -163,4 +163,5 @@ pub const ROWS: &[Row] = &[
     check("D-N18", "held", "calls beside a thread that waits for a held stream", OWN, behind::d_n18)
         .with_cases(behind::N18_CASES),
     observe("D-N19", "what else a dma-buf can be had of", ONE, beyond::d_n19),
+    check("D-N20", "capture", "the identity of a captured stream", ONE, capture::d_n20),
 ];
