@@ -22,6 +22,7 @@ const KNOWN: [DeviceAttribute; 17] = [
     DeviceAttribute::MemoryPoolsSupported,
     DeviceAttribute::GpuDirectRdmaSupported,
     DeviceAttribute::DmaBufSupported,
+    DeviceAttribute::IpcEventSupported,
     DeviceAttribute::HandleTypeFabricSupported,
     DeviceAttribute::HostNumaId,
     DeviceAttribute::HostNumaVmmSupported,

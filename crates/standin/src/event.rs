@@ -1,6 +1,6 @@
 //! Events.
 
-use vmm_sys::{Driver, EventHandle, ResultCode, StreamHandle};
+use vmm_sys::{Driver, EventHandle, IpcEventHandle, ResultCode, StreamHandle};
 
 use crate::door::{Done, Out, Refusal};
 use crate::machine::current;
@@ -9,6 +9,13 @@ use crate::machine::current;
 const BLOCKING_SYNC: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`
 const DISABLE_TIMING: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`
+const INTERPROCESS: u32 = 4;
+
+/// `CUipcEventHandle`, passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct IpcEvent([u8; 64]);
 
 fn elapsed(milliseconds: *mut f32, start: u64, end: u64) -> Done {
     let out = Out::new(milliseconds)?;
@@ -24,6 +31,9 @@ entries! {
         match flags & !BLOCKING_SYNC {
             0 => out.set(sim.event_create_timed(device)?.0),
             DISABLE_TIMING => out.set(sim.event_create(device)?.0),
+            flags if flags == DISABLE_TIMING | INTERPROCESS => {
+                out.set(sim.event_create_interprocess(device)?.0)
+            }
             _ => Err(Refusal::new(ResultCode::NOT_SUPPORTED, format_args!("event flags {flags}"))),
         }
     }
@@ -61,5 +71,19 @@ entries! {
 
     fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: u64, end: u64) {
         elapsed(milliseconds, start, end)
+    }
+
+    fn cuIpcGetEventHandle(handle: *mut IpcEvent, event: u64) {
+        let out = Out::new(handle)?;
+        let (sim, device) = current()?;
+        // SAFETY: the simulated device checks the handle.
+        let IpcEventHandle(bytes) = unsafe { sim.ipc_event_handle(device, EventHandle(event)) }?;
+        out.set(IpcEvent(bytes))
+    }
+
+    fn cuIpcOpenEventHandle(event: *mut u64, handle: IpcEvent) {
+        let out = Out::new(event)?;
+        let (sim, device) = current()?;
+        out.set(sim.ipc_event_open(device, &IpcEventHandle(handle.0))?.0)
     }
 }

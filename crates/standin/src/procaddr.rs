@@ -150,6 +150,9 @@ table! {
     4000 "cuPointerGetAttribute" cuPointerGetAttribute;
     7000 "cuPointerGetAttributes" cuPointerGetAttributes;
     4010 "cuIpcGetMemHandle" cuIpcGetMemHandle;
+    4010 "cuIpcGetEventHandle" cuIpcGetEventHandle;
+    4010 "cuIpcOpenEventHandle" cuIpcOpenEventHandle;
+    11070 "cuMemGetHandleForAddressRange" cuMemGetHandleForAddressRange;
     10020 "cuMemGetAllocationGranularity" cuMemGetAllocationGranularity;
     10020 "cuMemAddressReserve" cuMemAddressReserve;
     10020 "cuMemAddressFree" cuMemAddressFree;

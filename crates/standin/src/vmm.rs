@@ -45,6 +45,8 @@ pub(crate) struct MemAccessDesc {
 const PINNED: u32 = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 const POSIX_FD: u32 = 1;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
+const DMA_BUF_FD: u32 = 1;
 
 fn invalid(why: impl std::fmt::Display) -> Refusal {
     Refusal::new(ResultCode::INVALID_VALUE, why)
@@ -212,6 +214,15 @@ entries! {
         // SAFETY: the simulated device checks the handle.
         let descriptor = unsafe { sim()?.export_fd(ChunkHandle(handle)) }?;
         out.set(descriptor.into_raw_fd())
+    }
+
+    fn cuMemGetHandleForAddressRange(place: *mut c_void, address: u64, bytes: usize, kind: u32, flags: u64) {
+        let out = Out::new(place.cast::<c_int>())?;
+        if kind != DMA_BUF_FD || flags != 0 {
+            return Err(invalid(format_args!("range handle type {kind}, flags {flags:#x}")));
+        }
+        let (sim, device) = current()?;
+        out.set(sim.dma_buf(device, address, bytes as u64)?.into_raw_fd())
     }
 
     /// The descriptor is passed as a number in the place of a pointer, and stays the caller's.
