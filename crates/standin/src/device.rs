@@ -7,7 +7,7 @@ use crate::machine::{device_id, machine, sim, start};
 use crate::settings;
 
 /// The attributes that the contract knows.
-const KNOWN: [DeviceAttribute; 17] = [
+const KNOWN: [DeviceAttribute; 18] = [
     DeviceAttribute::MultiprocessorCount,
     DeviceAttribute::Integrated,
     DeviceAttribute::PciBusId,
