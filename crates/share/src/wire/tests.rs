@@ -64,7 +64,7 @@ fn message() -> impl Strategy<Value = Message> {
             }
         ),
         (number(), ids()).prop_map(|(generation, pieces)| Message::Pieces { generation, pieces }),
-        (1u16..=8, ".{0,200}").prop_map(|(code, text)| Message::Refused {
+        (1u16..=11, ".{0,200}").prop_map(|(code, text)| Message::Refused {
             reason: Refusal::from_code(code).unwrap(),
             text
         }),
