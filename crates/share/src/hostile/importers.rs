@@ -213,7 +213,7 @@ fn what_is_made_for_somebody_who_has_given_up_keeps_nobody_waiting() {
     let builder = Exporter::builder().ahead(false).descriptors_max(0).timeout(PATIENCE);
     let scene = Scene::with(builder);
     let generation = scene.buffer.generation();
-    let late = FaultPlan::delay_real(2 * PATIENCE).on(Call::MemExportToShareableHandle);
+    let late = FaultPlan::delay_real(PATIENCE * 3 / 2).on(Call::MemExportToShareableHandle);
     let unknown = FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemExportToShareableHandle);
     let socket = connected(&scene.address);
     send_raw(&socket, &hello(), &[]).unwrap();
