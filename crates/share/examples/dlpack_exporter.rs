@@ -9,6 +9,7 @@
 //! may write to it. A line on the input ends this; it prints the sum before and after as JSON, by which
 //! the other program's writes are seen.
 
+#[allow(dead_code, reason = "the other process is no program of this package")]
 mod common;
 
 use std::sync::Arc;

@@ -37,7 +37,7 @@ pub(crate) fn answers(address: Address) -> Answers {
     let mut owner = Some(builder.bind(address).unwrap());
     Box::new(move |words| match words {
         ["end"] => {
-            owner = None;
+            drop(owner.take());
             Some(
                 sim.check_clean().err().map_or("clean".to_owned(), |left| left.replace("\n", "; ")),
             )
