@@ -28,7 +28,7 @@ fn path(address: &Address) -> PathBuf {
 }
 
 /// A socket that listens there.
-fn listener(address: &Address) -> OwnedFd {
+pub(crate) fn listener(address: &Address) -> OwnedFd {
     let socket = new_socket().unwrap();
     bind(&socket, &address.to_socket("test").unwrap()).unwrap();
     listen(&socket, 8).unwrap();

@@ -12,7 +12,7 @@ use vmm_sys::sim::{FaultPlan, Sim};
 
 use super::*;
 use crate::error::Refusal;
-use crate::hostile::{address, connected, send_raw};
+use crate::hostile::{address, connected, listener, send_raw};
 use crate::importer::{Access, Importer, ImporterOptions};
 use crate::socket::{Received, message_room, receive, wait};
 use crate::wire::{Frame, Message, OwnerMessage};
@@ -199,6 +199,51 @@ fn a_plain_importer_holds_what_it_opens() {
     scene.seconds.store(110, Ordering::SeqCst);
     scene.wait(|status| status.buffers.is_empty());
     scene.end();
+}
+
+#[test]
+fn an_owner_that_answers_nonsense_is_a_protocol_error() {
+    let holding = |total, first| OwnerMessage::Holding {
+        total,
+        first,
+        clients: 1,
+        total_bytes_max: 0,
+        buffers: Vec::new(),
+    };
+    for nonsense in [
+        Message::Welcome { exporter: [0; 16] },
+        Message::Owner(OwnerMessage::Done),
+        Message::Owner(OwnerMessage::Leave { name: "a".into() }),
+        Message::Owner(holding(1, 1)),
+        Message::Owner(holding(u32::MAX, 0)),
+    ] {
+        let address = address();
+        let socket = listener(&address);
+        let said = nonsense.clone();
+        let owner = thread::spawn(move || {
+            for _ in 0..2 {
+                assert!(wait(&socket, PollFlags::IN, Instant::now() + SOON).unwrap());
+                let client = rustix::net::accept(&socket).unwrap();
+                for (request, message) in
+                    [(1, Message::Welcome { exporter: [1; 16] }), (2, said.clone())]
+                {
+                    assert!(answer(&client).is_some());
+                    send_raw(&client, &frame(request, message), &[]).unwrap();
+                }
+            }
+        });
+        let asked = OwnerStatus::ask(&address, SOON).unwrap_err();
+        assert!(matches!(asked, ShareError::Protocol { .. }), "{nonsense:?}: {asked}");
+        let options = ImporterOptions::new(Sim::builder().build()).timeout(SOON);
+        let client = OwnerClient::connect(&address, options).unwrap();
+        let made = client.create_or_find(&NamedBuffer::new("a", G)).unwrap_err();
+        assert!(matches!(made, ShareError::Protocol { .. }), "{nonsense:?}: {made}");
+        let after = client.release("a").unwrap_err();
+        assert!(matches!(after, ShareError::OwnerGone { .. }), "{after}");
+        owner.join().unwrap();
+        let Address::Path(path) = &address else { panic!("a path") };
+        std::fs::remove_file(path).unwrap();
+    }
 }
 
 #[test]

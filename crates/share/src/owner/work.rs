@@ -1,8 +1,10 @@
 //! The thread that makes and ends buffers, one after the other, with no lock held.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use vmm_pool::Pool;
+use vmm_sys::DeviceId;
 
 use super::house::{Entry, House, Refused, Task, Wanted};
 use crate::error::{Refusal, ShareError};
@@ -18,13 +20,24 @@ pub(super) fn run(house: &House, pool: &Pool, exporter: &Exporter) {
                 answer(house, exporter, client, made);
             }
             Task::Release { client, name } => {
-                let released = house.take(client, &name).map(drop);
+                let released = house.take(client, &name).map(|entry| end(pool, vec![entry]));
                 answer(house, exporter, client, released.map(|()| OwnerMessage::Done));
             }
-            Task::End(entries) => drop(entries),
+            Task::End(entries) => end(pool, entries),
         }
     }
     drop(house.take_all());
+}
+
+/// Gives the memory back to the driver, and keeps none of it ready: whose buffer is next is not known.
+fn end(pool: &Pool, entries: Vec<Entry>) {
+    let devices: HashSet<DeviceId> = entries.iter().map(|entry| entry.buffer.device()).collect();
+    drop(entries);
+    for device in devices {
+        if let Err(error) = pool.trim(device) {
+            tracing::warn!(%device, %error, "memory of a buffer that has ended stays with the pool");
+        }
+    }
 }
 
 fn answer(house: &House, exporter: &Exporter, client: u64, answer: Result<OwnerMessage, Refused>) {
