@@ -55,6 +55,31 @@
 #define VMM_ACCESS_READ_WRITE 3
 
 /**
+ * vmm_import_check: the memory is the owner's.
+ */
+#define VMM_IMPORT_CURRENT 0
+
+/**
+ * vmm_import_check: the owner is changing the memory; look again.
+ */
+#define VMM_IMPORT_CHANGING 1
+
+/**
+ * vmm_import_check: the owner has changed the memory; vmm_import_refresh follows.
+ */
+#define VMM_IMPORT_LAGGING 2
+
+/**
+ * vmm_import_check: the owner has taken the buffer back. What is mapped stays until vmm_import_close.
+ */
+#define VMM_IMPORT_WITHDRAWN 3
+
+/**
+ * vmm_import_check: the owner's process has ended. What is mapped stays, with its bytes.
+ */
+#define VMM_IMPORT_OWNER_GONE 4
+
+/**
  * The VMM_POOL_ variables of the environment count, in place of what the options say.
  */
 #define VMM_POOL_USE_ENVIRONMENT 1
@@ -142,6 +167,10 @@ typedef enum vmm_pool_status {
      * A bug in the pool; what it printed to stderr says where.
      */
     VMM_POOL_PANICKED = 11,
+    /**
+     * The process that owns a shared buffer is not there, refuses, or has taken the buffer back.
+     */
+    VMM_POOL_OWNER = 12,
 } vmm_pool_status;
 
 /**
@@ -149,6 +178,18 @@ typedef enum vmm_pool_status {
  * is valid until vmm_elastic_release.
  */
 typedef struct vmm_elastic vmm_elastic;
+
+/**
+ * A buffer of another process, mapped here. The pointer is a number: it is valid until
+ * vmm_import_close.
+ */
+typedef struct vmm_import vmm_import;
+
+/**
+ * A connection to a process that offers buffers. The pointer is a number: it is valid until
+ * vmm_import_disconnect.
+ */
+typedef struct vmm_importer vmm_importer;
 
 /**
  * A pool. The pointer is a number: it is valid until vmm_pool_destroy.
@@ -303,6 +344,44 @@ typedef struct vmm_elastic_state {
      */
     uint32_t reserved;
 } vmm_elastic_state;
+
+/**
+ * What is known of an import.
+ */
+typedef struct vmm_import_facts {
+    /**
+     * sizeof(vmm_import_facts), set before the call.
+     */
+    uint32_t struct_bytes;
+    /**
+     * The first device that has access: that on which the memory lay at the opening.
+     */
+    int32_t device;
+    /**
+     * Its address here, which never changes.
+     */
+    uint64_t address;
+    /**
+     * Where its last memory ends.
+     */
+    uint64_t bytes;
+    /**
+     * The length of its chunks.
+     */
+    uint64_t chunk_bytes;
+    /**
+     * Counts the changes of the owner's memory: that which is mapped.
+     */
+    uint64_t generation;
+    /**
+     * VMM_ACCESS_READ or VMM_ACCESS_READ_WRITE.
+     */
+    int32_t access;
+    /**
+     * As vmm_import_check says it.
+     */
+    int32_t state;
+} vmm_import_facts;
 
 /**
  * What is known of a block.
@@ -523,6 +602,62 @@ int32_t vmm_elastic_use_on(struct vmm_elastic *elastic,
  * Says that all work of the use is enqueued. In any thread.
  */
 int32_t vmm_use_end(struct vmm_use *begun);
+
+/**
+ * Connects to a process that offers buffers: one with an exporter, or `vmm-pool serve`. The address is
+ * the path of its socket, or @ and a name. Each step of that process may take timeout_us microseconds.
+ * *out is NULL on failure.
+ *
+ * address is NULL, or a text that ends with 0; out is writable.
+ */
+int32_t vmm_import_connect(const char *address,
+                           uint64_t timeout_us,
+                           struct vmm_importer **out);
+
+/**
+ * Ends a connection, once the imports that came by it are closed. `vmm-pool serve` holds what was opened
+ * until then.
+ */
+int32_t vmm_import_disconnect(struct vmm_importer *importer);
+
+/**
+ * Maps the buffer of that name at an address of its own, for the devices on which its memory lies. access
+ * is VMM_ACCESS_READ or VMM_ACCESS_READ_WRITE. *out is NULL on failure.
+ *
+ * name is NULL, or a text that ends with 0; out is writable.
+ */
+int32_t vmm_import_open(struct vmm_importer *importer,
+                        const char *name,
+                        int32_t access,
+                        struct vmm_import **out);
+
+/**
+ * Whether the memory that is mapped is the owner's: *out becomes VMM_IMPORT_CURRENT or another of them.
+ * Costs no call of the system.
+ *
+ * out is writable.
+ */
+int32_t vmm_import_check(struct vmm_import *import,
+                         int32_t *out);
+
+/**
+ * Maps what the owner has now, at the same address. Work that uses memory which leaves must have ended.
+ * VMM_POOL_OUT_OF_ADDRESSES: the buffer has outgrown the addresses; open it anew.
+ */
+int32_t vmm_import_refresh(struct vmm_import *import,
+                           uint64_t patience_us);
+
+/**
+ * What is known of the import now.
+ *
+ * out has as many writable bytes as its first field says.
+ */
+int32_t vmm_import_info(struct vmm_import *import, struct vmm_import_facts *out);
+
+/**
+ * Unmaps an import. Work that uses it must have ended.
+ */
+int32_t vmm_import_close(struct vmm_import *import);
 
 /**
  * Memory of a device for work that is enqueued on stream from now on; *out becomes its address, aligned

@@ -80,6 +80,14 @@ pub enum Failure {
     /// The driver's answer.
     #[error(transparent)]
     Driver(#[from] vmm_sys::DriverError),
+    /// What another process offers could not be had.
+    #[error("{words}")]
+    Share {
+        /// Which status says so.
+        status: Status,
+        /// The words of the cause.
+        words: String,
+    },
     /// A bug, kept from crossing the border. Its own words went to stderr.
     #[error("the pool panicked, which is a bug in it; please report what it printed")]
     Panicked,
@@ -112,19 +120,20 @@ impl Failure {
             Failure::NoDriver(_) => Status::VMM_POOL_NO_DRIVER,
             Failure::Pool(error) => of_pool(error),
             Failure::Driver(error) => of_driver(error),
+            Failure::Share { status, .. } => *status,
             Failure::Panicked => Status::VMM_POOL_PANICKED,
         }
     }
 }
 
-fn of_driver(error: &vmm_sys::DriverError) -> Status {
+pub(crate) fn of_driver(error: &vmm_sys::DriverError) -> Status {
     match error.is_out_of_memory() {
         true => Status::VMM_POOL_OUT_OF_MEMORY,
         false => Status::VMM_POOL_DRIVER,
     }
 }
 
-fn of_pool(error: &Error) -> Status {
+pub(crate) fn of_pool(error: &Error) -> Status {
     match error {
         _ if error.is_out_of_memory() => Status::VMM_POOL_OUT_OF_MEMORY,
         // More than any device has: to whoever asks that is no other case than a little more.

@@ -18,6 +18,8 @@ mod elastic;
 pub mod failure;
 pub mod figures;
 mod handle;
+#[cfg(feature = "share")]
+mod import;
 pub mod lanes;
 mod memory;
 mod pointers;
@@ -33,6 +35,8 @@ pub use driver::{DriverChosen, device_count, driver, driver_of, use_driver};
 pub use elastic::*;
 pub use failure::Failure;
 pub use handle::{VmmElastic, VmmPool, VmmUse};
+#[cfg(feature = "share")]
+pub use import::*;
 pub use memory::*;
 pub use pools::{empty, pool, set_fraction};
 pub use status::vmm_pool_status;

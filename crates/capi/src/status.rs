@@ -30,4 +30,6 @@ pub enum vmm_pool_status {
     VMM_POOL_TRUNCATED = 10,
     /// A bug in the pool; what it printed to stderr says where.
     VMM_POOL_PANICKED = 11,
+    /// The process that owns a shared buffer is not there, refuses, or has taken the buffer back.
+    VMM_POOL_OWNER = 12,
 }

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// A cross-GPU memory pool with stable addresses: replay allocator traces, examine the machine.
+/// A cross-GPU memory pool with stable addresses: replay allocator traces, examine the
+/// machine, hold buffers for workers that come and go.
 #[derive(Debug, Parser)]
 #[command(name = "vmm-pool", version)]
 struct Cli {
@@ -20,7 +21,11 @@ struct Cli {
 enum Command {
     Doctor(cmd::doctor::Args),
     Replay(cmd::replay::Args),
+    Serve(cmd::serve::Args),
+    Status(cmd::status::Args),
     Tour(cmd::tour::Args),
+    #[command(hide = true)]
+    TourPeer(cmd::tour_peer::Args),
 }
 
 fn main() -> ExitCode {
@@ -29,6 +34,9 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Doctor(args) => return cmd::doctor::run(&args),
         Command::Replay(args) => cmd::replay::run(&args),
+        Command::Serve(args) => cmd::serve::run(&args),
+        Command::Status(args) => cmd::status::run(&args),
+        Command::TourPeer(args) => cmd::tour_peer::run(&args),
         Command::Tour(args) => return cmd::tour::run(&args),
     };
     match result {

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::Arc;
 
@@ -12,6 +13,10 @@ use vmm_sys::sim::{FaultPlan, Link, Property, Sim, SimBuilder, TimeMode};
 use vmm_sys::{Call, DeviceId, ResultCode};
 
 const MIB: u64 = 1 << 20;
+
+fn program() -> Option<PathBuf> {
+    Some(env!("CARGO_BIN_EXE_vmm-pool").into())
+}
 
 fn run(options: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_vmm-pool")).arg("tour").args(options).output().unwrap()
@@ -24,7 +29,13 @@ fn stdout(output: &Output) -> String {
 /// The tour on a simulated machine; whether it went well, and what was told.
 fn on(sim: &Arc<Sim>, devices: u32) -> (bool, Vec<Telling>) {
     let devices = (0..devices).map(DeviceId).collect();
-    let plan = Plan { driver: sim.clone(), sim: Some(sim.clone()), devices, bytes: 8 * MIB };
+    let plan = Plan {
+        driver: sim.clone(),
+        sim: Some(sim.clone()),
+        devices,
+        bytes: 8 * MIB,
+        program: program(),
+    };
     let mut told = Vec::new();
     let well = tour(&plan, &mut |telling| told.push(telling.clone()));
     (well, told)
@@ -54,7 +65,7 @@ fn on_two_devices_every_step_goes_well() {
     );
     assert!(text.contains("went to device 1"), "{text}");
     assert!(text.contains("40 streams of device 0 did their work"), "{text}");
-    assert!(text.lines().last().unwrap().contains("15 steps done, every byte checked"), "{text}");
+    assert!(text.lines().last().unwrap().contains("16 steps done, every byte checked"), "{text}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("driver: sim"));
 }
 
@@ -84,7 +95,7 @@ fn on_one_device_the_steps_that_need_two_are_left_out_by_name() {
         assert!(text.contains(&format!("left out  {step}: there is one device\n")), "{text}");
     }
     let last = text.lines().last().unwrap();
-    assert!(last.contains("10 steps done"), "{last}");
+    assert!(last.contains("11 steps done"), "{last}");
     assert!(last.contains("left out: access; neighbour; borrow; move; move ahead"), "{last}");
 }
 
@@ -124,13 +135,47 @@ fn a_step_that_fails_says_what_was_refused_and_ends_the_tour() {
     sim.check_clean().unwrap();
 }
 
+#[test]
+fn a_second_process_maps_what_is_shared_and_one_that_fails_is_told() {
+    let sim = machine(|sim| sim);
+    let (well, told) = on(&sim, 2);
+    assert!(well, "{told:?}");
+    let text = &of(&told, "another process").text;
+    assert!(text.contains("read all of 4 MiB"), "{text}");
+    assert!(text.contains("grown to 8 MiB and moved to device 1"), "{text}");
+    let (well, told) = on(&machine(|sim| sim.links(Link::None)), 2);
+    assert!(well && of(&told, "another process").outcome == Outcome::Ok, "{told:?}");
+    for (program, outcome, expected) in [
+        (None, Outcome::LeftOut, "no program"),
+        (Some("/bin/true".into()), Outcome::Failed, "the process ended"),
+        (Some("/no/such/program".into()), Outcome::Failed, "expected /no/such/program to start"),
+    ] {
+        let sim = machine(|sim| sim);
+        let devices = vec![DeviceId(0), DeviceId(1)];
+        let driver = sim.clone();
+        let plan = Plan { driver, sim: Some(sim.clone()), devices, bytes: 8 * MIB, program };
+        let mut told = Vec::new();
+        let well = tour(&plan, &mut |telling| told.push(telling.clone()));
+        let step = of(&told, "another process");
+        assert_eq!((well, step.outcome), (outcome == Outcome::LeftOut, outcome));
+        assert!(step.text.contains(expected), "{}", step.text);
+        sim.check_clean().unwrap();
+    }
+}
+
 /// No sampling: one byte that is not as it was written is found wherever it is.
 #[test]
 fn a_single_wrong_byte_is_found() {
     for offset in [0, 3 * MIB + 77, 8 * MIB - 1] {
         let sim = machine(|sim| sim);
         let devices = vec![DeviceId(0), DeviceId(1)];
-        let plan = Plan { driver: sim.clone(), sim: Some(sim.clone()), devices, bytes: 8 * MIB };
+        let plan = Plan {
+            driver: sim.clone(),
+            sim: Some(sim.clone()),
+            devices,
+            bytes: 8 * MIB,
+            program: program(),
+        };
         let (mut told, mut address) = (Vec::new(), 0);
         let well = tour(&plan, &mut |telling: &Telling| {
             if let Some((_, text)) = telling.text.split_once("addresses at 0x") {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use rustix::net::SocketAddrUnix;
 
@@ -26,11 +27,48 @@ impl Address {
     }
 }
 
+impl FromStr for Address {
+    type Err = ShareError;
+
+    /// Reads what [`Address`] is displayed as: a path, or `@` and a name without a file.
+    ///
+    /// # Errors
+    /// [`ShareError::BadArgument`] for an empty one, or one with a zero byte.
+    fn from_str(text: &str) -> Result<Address, ShareError> {
+        if text.contains('\0') || text.trim_start_matches('@').is_empty() {
+            return Err(ShareError::BadArgument {
+                what: "address",
+                value: text.escape_debug().to_string(),
+                expected: "a path, or @ and a name".to_owned(),
+            });
+        }
+        Ok(match text.strip_prefix('@') {
+            Some(name) => Address::Abstract(name.to_owned()),
+            None => Address::Path(text.into()),
+        })
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Address::Path(path) => write!(f, "{}", path.display()),
             Address::Abstract(name) => write!(f, "@{name}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_read_as_it_is_displayed() {
+        for text in ["/run/weights.sock", "weights", "@weights"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in ["", "@", "@@", "a\0b"] {
+            assert!(matches!(text.parse::<Address>(), Err(ShareError::BadArgument { .. })));
         }
     }
 }

@@ -189,11 +189,17 @@ pub enum Refusal {
     Request,
     /// It could not make what was asked for.
     Failed,
+    /// It would be more than the other side may have, or than there is to have.
+    Limit,
+    /// There is such a thing already, and it is not as asked for.
+    Differs,
+    /// The other side does not serve that GPU.
+    Device,
 }
 
 impl Refusal {
     /// All of them, in the order of their numbers on the wire, from 1.
-    const ALL: [Refusal; 8] = [
+    const ALL: [Refusal; 11] = [
         Refusal::Peer,
         Refusal::Full,
         Refusal::Unknown,
@@ -202,6 +208,9 @@ impl Refusal {
         Refusal::Changed,
         Refusal::Request,
         Refusal::Failed,
+        Refusal::Limit,
+        Refusal::Differs,
+        Refusal::Device,
     ];
 
     pub(crate) fn code(self) -> u16 {
@@ -224,6 +233,9 @@ impl std::fmt::Display for Refusal {
             Refusal::Changed => "the memory changes",
             Refusal::Request => "not understood",
             Refusal::Failed => "it failed",
+            Refusal::Limit => "beyond a limit",
+            Refusal::Differs => "another one has that name",
+            Refusal::Device => "not a GPU that is served",
         })
     }
 }

@@ -28,7 +28,8 @@
 //! docs/SHARING.md has the protocol, the life of what is shared, and what can be enforced.
 //!
 //! `wire`: the messages as bytes. `socket`: bytes and descriptors. `page`: what an importer sees
-//! without asking. `exporter`, `importer`: the two sides. `os`: the only unsafe code.
+//! without asking. `exporter`, `importer`: the two sides. `owner`: a
+//! process that holds buffers for others. `os`: the only unsafe code.
 
 #![deny(unsafe_code)]
 
@@ -40,6 +41,7 @@ mod hostile;
 mod importer;
 mod limits;
 mod os;
+mod owner;
 mod page;
 mod socket;
 mod steps;
@@ -53,6 +55,10 @@ pub use importer::{
     retry_leftovers,
 };
 pub use os::PeerCredentials;
+pub use owner::{
+    HeldBuffer, Holder, LeaseState, NamedBuffer, Owner, OwnerBuilder, OwnerClient, OwnerDevice,
+    OwnerStatus,
+};
 #[cfg(any(test, feature = "fault-steps"))]
 pub use steps::{EXPORTER_STEPS, IMPORTER_STEPS};
 #[doc(hidden)]

@@ -2,7 +2,10 @@
 
 pub(crate) mod doctor;
 pub(crate) mod replay;
+pub(crate) mod serve;
+pub(crate) mod status;
 pub(crate) mod tour;
+pub(crate) mod tour_peer;
 
 use std::fmt::Display;
 use std::io;

@@ -40,6 +40,7 @@ says why; the first that fails says what was expected and what was found, and en
 
 The first device holds the buffer and, for a moment, a chunk more; while memory moves, the other
 place holds as much: the buffer's length is taken on each device, and on the host if it gives memory.
+One step starts this program once more, as the process that a buffer is shared with.
 
 Exit code: 0 every step that this machine can do went well; 1 one did not; 2 bad usage, or no such
 driver or device.";
@@ -89,7 +90,9 @@ fn plan(args: &Args, choice: DriverChoice) -> Result<Plan, Failure> {
         return Err(Failure::refused(why));
     }
     let bytes = args.bytes.unwrap_or(if sim.is_some() { SIM_BYTES } else { GPU_BYTES });
-    Ok(Plan { driver, sim, devices: (0..devices).map(DeviceId).collect(), bytes })
+    let devices = (0..devices).map(DeviceId).collect();
+    let program = std::env::current_exe().ok();
+    Ok(Plan { driver, sim, devices, bytes, program })
 }
 
 fn write(telling: &Telling, json: bool) -> io::Result<()> {

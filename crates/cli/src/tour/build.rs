@@ -66,6 +66,7 @@ pub(super) fn stage(plan: &Plan) -> Result<(Stage, String), Trouble> {
         pool,
         driver: driver.clone(),
         sim: plan.sim.clone(),
+        program: plan.program.clone(),
     };
     stage.check_sound()?;
     Ok((stage, text))

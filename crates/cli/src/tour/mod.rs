@@ -16,15 +16,19 @@ mod kv;
 mod migrate;
 mod neighbour;
 mod others;
+mod peer;
+mod process;
 mod sleep;
 mod stage;
 mod telling;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use vmm_sys::sim::Sim;
 use vmm_sys::{DeviceId, Driver};
 
+pub use peer::peer;
 use stage::{Stage, StepResult};
 use telling::Teller;
 pub use telling::{Outcome, Telling};
@@ -40,6 +44,8 @@ pub struct Plan {
     pub devices: Vec<DeviceId>,
     /// The length of the buffer, in bytes; rounded up to whole chunks.
     pub bytes: u64,
+    /// The program `vmm-pool`, which is the second process; without it there is none.
+    pub program: Option<PathBuf>,
 }
 
 /// The most that a buffer of the tour may hold, in bytes: half of its capacity.
@@ -67,6 +73,7 @@ const STEPS: &[(&str, Step)] = &[
     ("sleep, kept", sleep::kept),
     ("kv, contiguous", kv::contiguous),
     ("kv, paged", kv::paged),
+    ("another process", process::share),
 ];
 
 /// Tells the story; each step is told as soon as it is over. Whether all went well.

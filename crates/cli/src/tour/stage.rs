@@ -1,5 +1,6 @@
 //! [`Stage`]: what the steps share.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use vmm_pool::{Buffer, ElasticBuffer, Place, Pool};
@@ -43,6 +44,8 @@ pub(super) struct Stage {
     pub(super) pool: Pool,
     pub(super) driver: Arc<dyn Driver>,
     pub(super) sim: Option<Arc<Sim>>,
+    /// What the second process runs.
+    pub(super) program: Option<PathBuf>,
 }
 
 impl Stage {

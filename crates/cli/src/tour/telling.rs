@@ -67,6 +67,8 @@ pub(super) enum Trouble {
     Pool(#[from] vmm_pool::Error),
     #[error("the cache refused: {0}")]
     Kv(#[from] vmm_kv::KvError),
+    #[error("sharing failed: {0}")]
+    Share(#[from] vmm_share::ShareError),
     #[error("the driver refused: {0}")]
     Driver(#[from] DriverError),
     #[error("{0}")]

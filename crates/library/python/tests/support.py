@@ -57,6 +57,9 @@ def fake_torch(place):
     package = place / "torch"
     (package / "lib").mkdir(parents=True)
     (package / "include").symlink_to(TESTS / "stand_in")
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-x", "c++", "/dev/null", "-o", package / "lib" / "libc10.so"], check=True)
+    # As PyTorch's, it brings the C++ runtime along, which the shim does not link by itself.
+    runtime = ["-Wl,--no-as-needed", "-lstdc++"]
+    command = [COMPILER, "-shared", "-fPIC", "-x", "c++", "/dev/null", *runtime]
+    subprocess.run([*command, "-o", package / "lib" / "libc10.so"], check=True)
     (package / "__init__.py").write_text((TESTS / "stand_in" / "torch.py").read_text())
     return place

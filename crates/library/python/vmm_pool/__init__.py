@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from vmm_pool._import import Import, ImportState
 from vmm_pool._library import (
     Busy,
     DriverFailed,
@@ -23,6 +24,7 @@ from vmm_pool._library import (
     NotSupported,
     OutOfAddresses,
     OutOfMemory,
+    OwnerFailed,
     Panicked,
     Status,
     check,
@@ -39,6 +41,8 @@ __all__ = [
     "Elastic",
     "Error",
     "Forked",
+    "Import",
+    "ImportState",
     "Invalid",
     "LibraryNotFound",
     "NoDriver",
@@ -46,6 +50,7 @@ __all__ = [
     "NotSupported",
     "OutOfAddresses",
     "OutOfMemory",
+    "OwnerFailed",
     "Panicked",
     "Pool",
     "Status",

@@ -31,6 +31,7 @@ class Status(enum.IntEnum):
     DRIVER = 9
     TRUNCATED = 10
     PANICKED = 11
+    OWNER = 12
 
 
 class Error(Exception):
@@ -77,6 +78,10 @@ class DriverFailed(Error):
     """Any other answer of the driver."""
 
 
+class OwnerFailed(Error):
+    """The process that owns a shared buffer is not there, refuses, or has taken the buffer back."""
+
+
 class Panicked(Error):
     """A bug in the pool."""
 
@@ -92,6 +97,7 @@ _KINDS = {
     Status.FORKED: Forked,
     Status.DRIVER: DriverFailed,
     Status.PANICKED: Panicked,
+    Status.OWNER: OwnerFailed,
 }
 
 

@@ -71,11 +71,25 @@ class ElasticInfo(_Versioned):
     ]
 
 
+class ImportFacts(_Versioned):
+    _fields_ = [
+        ("struct_bytes", c_uint32),
+        ("device", c_int32),
+        ("address", c_uint64),
+        ("bytes", c_uint64),
+        ("chunk_bytes", c_uint64),
+        ("generation", c_uint64),
+        ("access", c_int32),
+        ("state", c_int32),
+    ]
+
+
 STRUCTS = {
     "vmm_pool_options": PoolOptions,
     "vmm_pool_block_info": BlockInfo,
     "vmm_elastic_options": ElasticOptions,
     "vmm_elastic_state": ElasticInfo,
+    "vmm_import_facts": ImportFacts,
 }
 
 _OUT = POINTER(c_uint64)
@@ -110,6 +124,13 @@ FUNCTIONS = {
     "vmm_elastic_info": (c_int32, [c_void_p, POINTER(ElasticInfo)]),
     "vmm_elastic_use_on": (c_int32, [c_void_p, c_int32, c_void_p, _HANDLE]),
     "vmm_use_end": (c_int32, [c_void_p]),
+    "vmm_import_connect": (c_int32, [c_char_p, c_uint64, _HANDLE]),
+    "vmm_import_disconnect": (c_int32, [c_void_p]),
+    "vmm_import_open": (c_int32, [c_void_p, c_char_p, c_int32, _HANDLE]),
+    "vmm_import_check": (c_int32, [c_void_p, POINTER(c_int32)]),
+    "vmm_import_refresh": (c_int32, [c_void_p, c_uint64]),
+    "vmm_import_info": (c_int32, [c_void_p, POINTER(ImportFacts)]),
+    "vmm_import_close": (c_int32, [c_void_p]),
     "vmm_pool_torch_alloc": (c_void_p, [c_ssize_t, c_int, c_void_p]),
     "vmm_pool_torch_free": (None, [c_void_p, c_ssize_t, c_int, c_void_p]),
     "vmm_pool_torch_record_stream": (None, [c_void_p, c_void_p]),

@@ -31,6 +31,8 @@ pub(super) struct Client {
     /// Until when it has to say who it is.
     greet_until: Option<Instant>,
     pending: Option<Pending>,
+    /// The request that the keeper is going to answer.
+    kept: Option<u32>,
 }
 
 /// The connection is over, and why. `None`: the other side has closed it.
@@ -44,12 +46,12 @@ fn cut<T>(why: impl Into<String>) -> Step<T> {
 
 impl Client {
     pub(super) fn new(number: u64, socket: OwnedFd, greet_until: Instant) -> Client {
-        Client { number, socket, greet_until: Some(greet_until), pending: None }
+        Client { number, socket, greet_until: Some(greet_until), pending: None, kept: None }
     }
 
     /// Whether it may ask now: one request at a time.
     pub(super) fn listens(&self) -> bool {
-        self.pending.is_none()
+        self.pending.is_none() && self.kept.is_none()
     }
 
     /// When something has to have happened.
@@ -94,6 +96,11 @@ impl Client {
                 self.pending = Some(Pending { request, offer, generation, pieces, until });
                 self.resume(core)
             }
+            (Message::Owner(question), None) if core.keeper.is_some() => {
+                self.kept = Some(request);
+                let answer = core.keeper.as_ref().and_then(|it| it.ask(self.number, question));
+                self.answer_kept(answer)
+            }
             (other, _) => {
                 let why = format!("{} at the wrong time", other.name());
                 let _ = self.refuse(request, Refusal::Request, &why);
@@ -109,6 +116,11 @@ impl Client {
         };
         if write && !offer.writable {
             return self.refuse(request, Refusal::Access, &format!("{name:?} may only be read"));
+        }
+        if let Some(keeper) = &core.keeper
+            && let Err((reason, why)) = keeper.open(self.number, name, write)
+        {
+            return self.refuse(request, reason, &why);
         }
         let opened = Message::Opened {
             export: offer.export,
@@ -198,8 +210,21 @@ impl Client {
         if self.greet_until.is_some_and(|until| until <= now) {
             return cut("it never said who it is");
         }
+        if self.kept.is_some() {
+            let answer = core.keeper.as_ref().and_then(|it| it.answer(self.number));
+            self.answer_kept(answer)?;
+        }
         match self.pending {
             Some(_) => self.resume(core),
+            None => Ok(()),
+        }
+    }
+
+    /// Passes on what the keeper says, if it does by now.
+    fn answer_kept(&mut self, answer: Option<Message>) -> Step<()> {
+        let Some(answer) = answer else { return Ok(()) };
+        match self.kept.take() {
+            Some(request) => self.send(request, answer, &[]),
             None => Ok(()),
         }
     }

@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::keeper::Keeper;
 use super::offer::OfferCore;
 use super::rule::PeerRule;
 use crate::error::{AtStep, ShareError};
@@ -101,6 +102,8 @@ pub(super) fn count(figure: &AtomicU64) {
 pub(super) struct Core {
     pub(super) id: [u8; 16],
     pub(super) plan: Plan,
+    /// Of an owner process.
+    pub(super) keeper: Option<Arc<dyn Keeper>>,
     pub(super) counts: Counts,
     /// Wakes the service thread.
     pub(super) waker: OwnedFd,
@@ -112,7 +115,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(plan: Plan) -> Result<Core, ShareError> {
+    pub(super) fn new(plan: Plan, keeper: Option<Arc<dyn Keeper>>) -> Result<Core, ShareError> {
         const STEP: &str = "starting an exporter";
         let mut id = [0; 16];
         getrandom(&mut id, GetRandomFlags::empty()).at(STEP)?;
@@ -120,6 +123,7 @@ impl Core {
         Ok(Core {
             id,
             plan,
+            keeper,
             counts: Counts::default(),
             waker: eventfd(0, flags).at(STEP)?,
             offers: Mutex::default(),

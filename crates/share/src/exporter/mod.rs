@@ -2,6 +2,7 @@
 
 mod client;
 mod core;
+mod keeper;
 mod maker;
 mod offer;
 mod publish;
@@ -31,6 +32,7 @@ use crate::socket::new_socket;
 use crate::wire::NAME_BYTES_MAX;
 
 pub use self::core::ExporterStats;
+pub(crate) use keeper::Keeper;
 pub use offer::Offer;
 pub use rule::PeerRule;
 
@@ -125,6 +127,11 @@ impl Exporter {
         Ok(offer)
     }
 
+    /// Has the service look whether its clients have answers.
+    pub(crate) fn wake(&self) {
+        self.core.wake_service();
+    }
+
     /// The figures.
     pub fn stats(&self) -> ExporterStats {
         self.core.stats()
@@ -175,6 +182,15 @@ impl ExporterBuilder {
     /// [`ShareError::BadArgument`] for settings that leave nobody in; the operating system's: that
     /// the address is in use, above all.
     pub fn bind(self, address: Address) -> Result<Exporter, ShareError> {
+        self.bind_with(address, None)
+    }
+
+    /// The same, with somebody who answers the questions that an exporter does not.
+    pub(crate) fn bind_with(
+        self,
+        address: Address,
+        keeper: Option<Arc<dyn Keeper>>,
+    ) -> Result<Exporter, ShareError> {
         const STEP: &str = "starting an exporter";
         if process::is_forked_child() {
             return Err(ShareError::Forked { step: STEP });
@@ -196,7 +212,7 @@ impl ExporterBuilder {
             }
             Address::Abstract(_) => None,
         };
-        let exporter = Exporter { core: Arc::new(Core::new(self.plan)?), address, file };
+        let exporter = Exporter { core: Arc::new(Core::new(self.plan, keeper)?), address, file };
         exporter.start(socket)?;
         Ok(exporter)
     }

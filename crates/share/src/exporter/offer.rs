@@ -201,6 +201,11 @@ impl Offer {
         &self.buffer
     }
 
+    /// The descriptors of its pieces that are open now.
+    pub(crate) fn descriptors(&self) -> usize {
+        self.core.shelf.lock().open()
+    }
+
     /// Whether importers may write.
     pub fn is_writable(&self) -> bool {
         self.core.writable

@@ -110,6 +110,9 @@ impl Service<'_> {
                 tracing::warn!(client = client.number, why, "an importer was cut off");
             }
             core.forget_client(client.number);
+            if let Some(keeper) = &core.keeper {
+                keeper.gone(client.number);
+            }
             false
         });
         core.counts.clients.store(self.clients.len() as u64, Ordering::Relaxed);
@@ -138,9 +141,9 @@ impl Service<'_> {
         self.last_client += 1;
         let until = Instant::now() + self.core.plan.timeout;
         let client = Client::new(self.last_client, socket, until);
-        let refusal = match peer {
+        let refusal = match &peer {
             Err(error) => Some((Refusal::Peer, format!("who it is could not be found: {error}"))),
-            Ok(peer) if !self.core.plan.rule.admits(&peer) => {
+            Ok(peer) if !self.core.plan.rule.admits(peer) => {
                 Some((Refusal::Peer, format!("user {} is not let in", peer.uid)))
             }
             Ok(_) if self.clients.len() >= self.core.plan.clients_max => {
@@ -149,7 +152,12 @@ impl Service<'_> {
             Ok(_) => None,
         };
         match refusal {
-            None => self.clients.push(client),
+            None => {
+                if let (Some(keeper), Ok(peer)) = (&self.core.keeper, peer) {
+                    keeper.came(client.number, peer);
+                }
+                self.clients.push(client);
+            }
             Some((reason, why)) => {
                 count(&self.core.counts.refused);
                 // It is closed whether or not it reads this.

@@ -13,7 +13,7 @@ use crate::address::Address;
 use crate::socket::new_socket;
 
 /// An address that no other test uses.
-fn address() -> Address {
+pub(crate) fn address() -> Address {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("vmm-share-hostile-{}-{number}.sock", std::process::id());
@@ -28,7 +28,7 @@ fn path(address: &Address) -> PathBuf {
 }
 
 /// A socket that listens there.
-fn listener(address: &Address) -> OwnedFd {
+pub(crate) fn listener(address: &Address) -> OwnedFd {
     let socket = new_socket().unwrap();
     bind(&socket, &address.to_socket("test").unwrap()).unwrap();
     listen(&socket, 8).unwrap();
@@ -36,14 +36,18 @@ fn listener(address: &Address) -> OwnedFd {
 }
 
 /// A socket that is connected to there.
-fn connected(address: &Address) -> OwnedFd {
+pub(crate) fn connected(address: &Address) -> OwnedFd {
     let socket = new_socket().unwrap();
     connect(&socket, &address.to_socket("test").unwrap()).unwrap();
     socket
 }
 
 /// Sends bytes as they are.
-fn send_raw(socket: &OwnedFd, bytes: &[u8], descriptors: &[OwnedFd]) -> rustix::io::Result<()> {
+pub(crate) fn send_raw(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    descriptors: &[OwnedFd],
+) -> rustix::io::Result<()> {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     use std::io::IoSlice;
     use std::mem::MaybeUninit;

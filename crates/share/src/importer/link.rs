@@ -22,7 +22,7 @@ const STALE_MAX: usize = 16;
 const CONNECT_PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     line: Mutex<Line>,
     timeout: Duration,
     gone: AtomicBool,
@@ -37,10 +37,10 @@ struct Line {
 }
 
 /// A message and the descriptors that came with it.
-pub(super) type Answer = (Message, Vec<OwnedFd>);
+pub(crate) type Answer = (Message, Vec<OwnedFd>);
 
 impl Link {
-    pub(super) fn connect(address: &Address, timeout: Duration) -> Result<Link, ShareError> {
+    pub(crate) fn connect(address: &Address, timeout: Duration) -> Result<Link, ShareError> {
         const STEP: &str = "connecting";
         let name = address.to_socket(STEP)?;
         let socket = new_socket().at(STEP)?;
@@ -98,7 +98,7 @@ impl Link {
     }
 
     /// Asks, and waits for the answer, which may carry as many descriptors. A refusal is an error.
-    pub(super) fn ask(
+    pub(crate) fn ask(
         &self,
         step: &'static str,
         message: Message,
@@ -205,13 +205,13 @@ impl Link {
     }
 
     /// An answer that makes no sense: nothing more is asked.
-    pub(super) fn wrong(&self, step: &'static str, expected: &str, got: String) -> ShareError {
+    pub(crate) fn wrong(&self, step: &'static str, expected: &str, got: String) -> ShareError {
         self.gone.store(true, Ordering::Relaxed);
         ShareError::Protocol { step, expected: expected.to_owned(), got }
     }
 
     /// An answer to another question.
-    pub(super) fn unexpected(
+    pub(crate) fn unexpected(
         &self,
         step: &'static str,
         expected: &str,

@@ -27,7 +27,7 @@ use crate::wire::{Home, Message, NAME_BYTES_MAX, Ordering};
 use body::Body;
 use fetch::Cache;
 use layout::{Gpus, Layout};
-use link::Link;
+pub(crate) use link::Link;
 use space::Space;
 
 pub use import::{Import, ImportState, ImportedPiece};
@@ -150,6 +150,11 @@ impl Importer {
         room_bytes: u64,
     ) -> Result<Import, ShareError> {
         open(&self.shared, name, access, room_bytes)
+    }
+
+    /// The connection, for questions of another kind.
+    pub(crate) fn link(&self) -> &Link {
+        &self.shared.link
     }
 
     /// Whether the owner's process still has the connection open: one system call. After its end the

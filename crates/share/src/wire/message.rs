@@ -2,6 +2,7 @@
 
 use vmm_sys::Uuid;
 
+use super::owner::OwnerMessage;
 use super::parts::{Reader, Writer};
 use super::{DESCRIPTORS_MAX, LAYOUT_PIECES_MAX, NAME_BYTES_MAX, TEXT_BYTES_MAX, WireError};
 use crate::error::Refusal;
@@ -77,6 +78,8 @@ pub(crate) enum Message {
         reason: Refusal,
         text: String,
     },
+    /// Between an owner process and its clients.
+    Owner(OwnerMessage),
 }
 
 impl Message {
@@ -91,6 +94,7 @@ impl Message {
             Message::Layout { .. } => 103,
             Message::Pieces { .. } => 104,
             Message::Refused { .. } => 105,
+            Message::Owner(message) => message.kind(),
         }
     }
 
@@ -106,6 +110,7 @@ impl Message {
             Message::Layout { .. } => "layout",
             Message::Pieces { .. } => "pieces",
             Message::Refused { .. } => "refused",
+            Message::Owner(message) => message.name(),
         }
     }
 
@@ -147,6 +152,7 @@ impl Message {
                 out.u16(reason.code());
                 out.text(text, TEXT_BYTES_MAX);
             }
+            Message::Owner(message) => message.write(out),
         }
     }
 
@@ -192,9 +198,7 @@ impl Message {
                 let reason = Refusal::from_code(code).ok_or(unknown)?;
                 Message::Refused { reason, text: body.text(TEXT_BYTES_MAX, "a text")? }
             }
-            other => {
-                return Err(WireError::malformed("a kind of message that is known", other));
-            }
+            other => Message::Owner(OwnerMessage::read(other, body)?),
         })
     }
 }

@@ -4,9 +4,11 @@
 //! allocates more than a small multiple of the message, and takes nothing that it does not know.
 
 mod message;
+mod owner;
 mod parts;
 
 pub(crate) use message::{Home, Message, Ordering, PieceEntry};
+pub(crate) use owner::OwnerMessage;
 use parts::{Reader, Writer};
 
 /// `VMSH`.
@@ -22,6 +24,10 @@ pub(crate) const NAME_BYTES_MAX: usize = 255;
 pub(crate) const TEXT_BYTES_MAX: usize = 1024;
 /// Pieces in one description.
 pub(crate) const LAYOUT_PIECES_MAX: usize = 1400;
+/// Buffers in one answer about what an owner process holds.
+pub(crate) const HELD_MAX: usize = 16;
+/// Their holders, each.
+pub(crate) const HOLDERS_MAX: usize = 256;
 /// Descriptors beside one message.
 pub(crate) const DESCRIPTORS_MAX: usize = 128;
 

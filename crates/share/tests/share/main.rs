@@ -8,6 +8,7 @@ mod common;
 mod handover;
 mod kills;
 mod limits;
+mod owner;
 mod processes;
 mod rounds;
 

@@ -1,8 +1,10 @@
 //! The two processes of a test.
 
+pub(crate) mod keeper;
 pub(crate) mod owner;
 pub(crate) mod reader;
 pub(crate) mod second;
+pub(crate) mod worker;
 
 use std::fs;
 use std::path::PathBuf;

@@ -15,7 +15,7 @@ struct Reader {
     import: Option<Import>,
 }
 
-fn kind(error: &ShareError) -> String {
+pub(super) fn kind(error: &ShareError) -> String {
     let text = format!("{error:?}");
     text.split([' ', '{']).next().unwrap_or_default().to_owned()
 }

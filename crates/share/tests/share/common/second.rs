@@ -24,6 +24,8 @@ pub(crate) fn run() {
     let address = Address::Path(std::env::var(SOCKET).unwrap().into());
     let mut answers = match role.as_str() {
         "owner" => super::owner::answers(address),
+        "keeper" => super::keeper::answers(address),
+        "worker" => super::worker::answers(address),
         "reader" => super::reader::answers(address),
         other => panic!("no such role: {other}"),
     };
