@@ -188,7 +188,8 @@ def _build(place: pathlib.Path, root: pathlib.Path, abi: int) -> None:
         *(str(_SOURCE), "-o", name),
         # The C++ runtime is PyTorch's, by way of libc10: where the compiler links one of its own, statically,
         # exceptions and streams of the two do not go together.
-        *("-nodefaultlibs", f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}", "-lgcc_s", "-lc", "-ldl"),
+        *("-nodefaultlibs", "-Wl,--no-as-needed", f"-L{root / 'lib'}", "-lc10", f"-Wl,-rpath,{root / 'lib'}"),
+        *("-lgcc_s", "-lc", "-ldl"),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)

@@ -20,8 +20,8 @@ use crate::call::Call;
 use crate::error::{DriverResult, ResultCode};
 use crate::types::{DeviceId, Location};
 
-/// What addresses and lengths are multiples of: seen on the measured machine (row D-X8).
-const PAGE_BYTES: u64 = 64 << 10;
+/// What addresses and lengths are multiples of: seen on the measured machine (rows D-X8 and D-N19).
+const PAGE_BYTES: u64 = 4 << 10;
 
 /// The first driver that has the call.
 const SINCE_VERSION: u32 = 11_070;
@@ -61,8 +61,10 @@ impl State {
             };
             let props = self.physical[physical].props;
             if !matches!(props.location, Location::Device(_)) {
-                return Err(Refused::new(ResultCode::NOT_SUPPORTED)
-                    .because(format_args!("memory of {} has no dma-buf", props.location)));
+                return Err(Refused::invalid_value(format_args!(
+                    "memory of {} has no dma-buf",
+                    props.location
+                )));
             }
             self.config.permit(Call::MemGetHandleForAddressRange, &props)?;
             chunks.push(physical);

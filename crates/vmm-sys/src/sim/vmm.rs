@@ -150,9 +150,11 @@ impl Sim {
         self.call(Call::MemGetAllocationProperties, |state| {
             let &Handle { physical, imported, .. } = state.handle(chunk)?;
             let props = state.physical[physical].props;
-            // Row D-X12.
-            let handle_types = if imported { HandleTypes::NONE } else { props.handle_types };
-            Ok(ChunkProps { handle_types, ..props })
+            // Row D-X12: what it was made with is told to its maker only.
+            Ok(match imported {
+                true => ChunkProps { handle_types: HandleTypes::NONE, rdma: false, ..props },
+                false => props,
+            })
         })
     }
 

@@ -280,7 +280,7 @@ fn a_dma_buf_is_of_whole_pages_of_mapped_chunks() {
         (va, 100, Code::INVALID_VALUE),
         (va, 0, Code::INVALID_VALUE),
         (va + G, 2 * G, Code::INVALID_VALUE),
-        (host_va, G, Code::NOT_SUPPORTED),
+        (host_va, G, Code::INVALID_VALUE),
         (own, G, Code::NOT_SUPPORTED),
     ] {
         assert_eq!(code(sim.dma_buf(D0, address, bytes)), expected, "{bytes} at {address:#x}");
