@@ -25,6 +25,22 @@ fn quiet(story: &str) {
     }
 }
 
+/// Those that need no setting of the simulated device.
+const STANDIN_STORIES: [&str; 12] = [
+    "blocks",
+    "destroy",
+    "threads",
+    "thread_end",
+    "fork",
+    "wrong_pools",
+    "wrong_blocks",
+    "elastic",
+    "sleep",
+    "own",
+    "fraction",
+    "cupy",
+];
+
 macro_rules! quiet_stories {
     ($($test:ident: $story:literal,)*) => { $(
         #[test]
@@ -49,6 +65,26 @@ quiet_stories! {
     the_processes_own_pools_are_those_of_the_other_entry_points: "own",
     a_fraction_of_the_memory_is_a_limit_that_can_change: "fraction",
     memory_of_cupy_waits_for_the_device_and_is_used_again: "cupy",
+}
+
+/// By the driver object that a GPU has, on a `libcuda` that stands in for the real one.
+#[test]
+fn the_stories_are_the_same_on_the_real_drivers_calls() {
+    let standin = vmm_standin_directory::library_directory().unwrap();
+    for story in STANDIN_STORIES {
+        let Some(program) = Program::general(story) else { return };
+        let mut command = program.command(story);
+        let mut path = program.directory().as_os_str().to_owned();
+        path.push(":");
+        path.push(standin.path());
+        // As many devices as `sim` has.
+        command.env("LD_LIBRARY_PATH", path).env("VMM_STANDIN_DEVICES", "8");
+        command.env("VMM_POOL_DRIVER", "cuda");
+        let Some(output) = support::run(story, &mut command) else { return };
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{story}: {}: {words}", output.status);
+        assert_eq!((words.as_ref(), output.stdout.as_slice()), ("", &b""[..]), "{story}");
+    }
 }
 
 #[test]

@@ -109,6 +109,11 @@ impl Program {
         Some(program)
     }
 
+    /// Where the program and the library lie.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// The command that tells a story, on the simulated device.
     pub(crate) fn command(&self, story: &str) -> Command {
         let mut command = Command::new(self.directory.join("program"));
