@@ -45,7 +45,7 @@ fn churn(rig: &Rig, lanes: &[Lane], other: &Stream, owned: &Owned) {
         }
     }
     drop(kept);
-    for lane in own {
+    if let Some(lane) = own {
         rig.pool.close_lane(lane.stream());
     }
 }
