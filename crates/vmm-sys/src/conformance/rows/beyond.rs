@@ -1,8 +1,6 @@
 //! D-X7 to D-X12, D-N19: events and memory that other processes and other drivers use.
 
 use std::os::fd::AsFd;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::error::ResultCode;
 use crate::types::{
@@ -15,9 +13,9 @@ use super::super::gate::{Gate, hold_limit};
 use super::super::outcome::{Outcome, Step};
 use super::super::scratch::{Scratch, WORD};
 use super::super::second::Order;
-use super::export::exportable;
+use super::export::{exportable, free_after_closing};
 
-/// The finest alignment that was seen to be taken for a dma-buf.
+/// An alignment that is taken for a dma-buf. D-N19 asks for finer ones.
 const DMA_BUF_PAGE: u64 = 64 << 10;
 
 /// D-X7: an event of one process orders the streams of another, or the driver shares none.
@@ -122,12 +120,7 @@ pub(super) fn d_x9(bench: &Bench) -> Outcome {
         s.release(chunk)?;
         near("free after unmap and release", s.free_bytes()?, held, tolerance)?;
         drop(descriptor);
-        // The kernel may put the end of a file off a little.
-        let deadline = Instant::now() + Duration::from_secs(2);
-        while s.free_bytes()?.abs_diff(before) > tolerance && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(5));
-        }
-        near("free after the descriptor was closed", s.free_bytes()?, before, tolerance)?;
+        free_after_closing(s, before, tolerance)?;
         Ok(String::new())
     })
 }

@@ -119,14 +119,19 @@ pub(super) fn d_x6(bench: &Bench) -> Outcome {
         s.release(chunk)?;
         near("free after release", s.free_bytes()?, held, tolerance)?;
         drop(descriptor);
-        // The kernel may put the end of a file off a little.
-        let deadline = Instant::now() + Duration::from_secs(2);
-        while s.free_bytes()?.abs_diff(before) > tolerance && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(5));
-        }
-        near("free after the descriptor was closed", s.free_bytes()?, before, tolerance)?;
+        free_after_closing(s, before, tolerance)?;
         Ok(String::new())
     })
+}
+
+/// The memory that the last descriptor held is free again, but for `tolerance` bytes.
+pub(super) fn free_after_closing(s: &Scratch<'_>, before: u64, tolerance: u64) -> Step<()> {
+    // The kernel may put the end of a file off a little.
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while s.free_bytes()?.abs_diff(before) > tolerance && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(5));
+    }
+    near("free after the descriptor was closed", s.free_bytes()?, before, tolerance)
 }
 
 /// D-V6: the importing process grants a device of its own choice.
