@@ -3,10 +3,12 @@
 //!
 //! `cargo run --release -p vmm-pool-cudarc --example kernel --features nvrtc,cublas`
 
+mod common;
+
 use std::error::Error;
 
-use cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_N;
-use cudarc::cublas::{CudaBlas, Gemm, GemmConfig};
+use common::square_of;
+use cudarc::cublas::{CudaBlas, Gemm};
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::compile_ptx;
 use vmm_pool_cudarc::CudaPool;
@@ -58,21 +60,6 @@ fn multiply(
     let twos = pool.clone_htod(stream, &vec![2.0_f32; side * side])?;
     let mut product = pool.alloc_zeros::<f32>(stream, side * side)?;
     // SAFETY: the matrices are as large as the numbers say.
-    unsafe { blas.gemm(square(side as i32), &ones, &twos, &mut product)? };
+    unsafe { blas.gemm(square_of(side as i32), &ones, &twos, &mut product)? };
     Ok(stream.clone_dtoh(&product)?)
-}
-
-fn square(side: i32) -> GemmConfig<f32> {
-    GemmConfig {
-        transa: CUBLAS_OP_N,
-        transb: CUBLAS_OP_N,
-        m: side,
-        n: side,
-        k: side,
-        alpha: 1.0,
-        lda: side,
-        ldb: side,
-        beta: 0.0,
-        ldc: side,
-    }
 }

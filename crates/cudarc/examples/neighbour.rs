@@ -3,11 +3,13 @@
 //!
 //! `cargo run --release -p vmm-pool-cudarc --example neighbour --features nvrtc,cublas`
 
+mod common;
+
 use std::error::Error;
 use std::sync::Arc;
 
-use cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_N;
-use cudarc::cublas::{CudaBlas, Gemm, GemmConfig};
+use common::square_of;
+use cudarc::cublas::{CudaBlas, Gemm};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::compile_ptx;
 use vmm_pool_cudarc::{CudaPool, PoolSlice};
@@ -49,21 +51,6 @@ impl Gpu {
             unsafe { self.blas.gemm(square_of(SIDE as i32), &view, &view, &mut square)? };
         }
         Ok([self.stream.clone_dtoh(&twice)?, self.stream.clone_dtoh(&square)?])
-    }
-}
-
-fn square_of(side: i32) -> GemmConfig<f32> {
-    GemmConfig {
-        transa: CUBLAS_OP_N,
-        transb: CUBLAS_OP_N,
-        m: side,
-        n: side,
-        k: side,
-        alpha: 1.0,
-        lda: side,
-        ldb: side,
-        beta: 0.0,
-        ldc: side,
     }
 }
 
