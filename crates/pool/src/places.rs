@@ -144,9 +144,10 @@ impl Places {
         bodies.push(Arc::downgrade(body));
     }
 
-    /// The buffers that have not ended.
+    /// The buffers that have not ended. One may end the next moment: [`Body::operate_unless_ended`].
     pub(crate) fn bodies(&self) -> Vec<Arc<Body>> {
-        self.bodies.lock().iter().filter_map(Weak::upgrade).collect()
+        let known = self.bodies.lock().clone();
+        known.iter().filter_map(Weak::upgrade).filter(|body| !body.has_ended()).collect()
     }
 }
 

@@ -159,5 +159,8 @@ fn buffers(
 ) -> Result<(), Error> {
     let all = places.bodies();
     let following = all.iter().filter(|it| it.home() == owner && it.shape.follows_policy);
-    following.into_iter().try_for_each(|body| body.operate()?.grant(accessor, access, Word::Policy))
+    following.into_iter().try_for_each(|body| match body.operate_unless_ended()? {
+        Some(operation) => operation.grant(accessor, access, Word::Policy),
+        None => Ok(()),
+    })
 }

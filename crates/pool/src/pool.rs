@@ -224,7 +224,8 @@ impl Pool {
         }
         let mut slept = Slept::default();
         for body in bodies {
-            if let Some(bytes) = change(&body.operate()?)? {
+            let Some(operation) = body.operate_unless_ended()? else { continue };
+            if let Some(bytes) = change(&operation)? {
                 slept.add(bytes);
             }
         }

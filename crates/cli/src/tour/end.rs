@@ -40,16 +40,10 @@ pub(super) fn give_back(stage: Stage) -> StepResult {
     Ok(Told::Done("the figures added up, and the driver has everything back".into()))
 }
 
-/// What stands in elastic buffers. The pool's thread may be looking at one that has just ended: a
-/// moment for it.
+/// What stands in elastic buffers.
 fn elastic_bytes(stage: &Stage) -> u64 {
     let of = |device| stage.pool.device_stats(device).unwrap_or_default().elastic_bytes;
-    let sum = || stage.actors().map(|actor| of(actor.device)).sum();
-    let begun = Instant::now();
-    while sum() != stage.bytes && begun.elapsed() < LONG / 20 {
-        std::thread::yield_now();
-    }
-    sum()
+    stage.actors().map(|actor| of(actor.device)).sum()
 }
 
 fn free_now(driver: &dyn Driver, device: DeviceId) -> Result<u64, Trouble> {

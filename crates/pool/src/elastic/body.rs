@@ -7,7 +7,9 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vmm_sys::object::Range;
 use vmm_sys::{Access, AccessGrant, ChunkProps, DeviceId, Location};
@@ -15,7 +17,7 @@ use vmm_sys::{Access, AccessGrant, ChunkProps, DeviceId, Location};
 use super::ahead::Ahead;
 use super::error::ElasticError;
 use super::hooks::{BackingChange, Cause, Hooks, Phase};
-use super::state::{Backing, State};
+use super::state::{Backing, Life, State};
 use super::uses::Uses;
 use crate::budget::Budget;
 use crate::device::Device;
@@ -23,6 +25,7 @@ use crate::error::Error;
 use crate::past::User;
 use crate::place::Place;
 use crate::places::Places;
+use crate::sync::atomic::AtomicUsize;
 use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
 
 /// What is fixed when a buffer is built.
@@ -43,9 +46,11 @@ pub(crate) struct Shape {
     pub(crate) movable: bool,
 }
 
-/// An elastic buffer, behind its handle, its guards and the background thread.
+/// An elastic buffer, behind its handle, its guards and the pool's threads.
 #[derive(Debug)]
 pub(crate) struct Body {
+    /// Handle and guards. Threads of the pool that look at it keep its addresses and no memory.
+    holders: AtomicUsize,
     pub(crate) shape: Shape,
     pub(crate) places: Arc<Places>,
     keeper: Arc<Device>,
@@ -68,6 +73,7 @@ impl Body {
         keeper.elastic.opened(range.bytes());
         let home = keeper.plan.device;
         Body {
+            holders: AtomicUsize::new(0),
             shape,
             places,
             keeper,
@@ -146,9 +152,26 @@ impl Body {
             }
             self.operation_ended.wait(&mut state);
         }
+        if state.life != Life::Open {
+            return Err(ElasticError::Ended.into());
+        }
         state.operating = true;
         drop(state);
         Ok(self.begin())
+    }
+
+    /// The same for who goes over all buffers: one that has ended meanwhile is none of them any more.
+    pub(crate) fn operate_unless_ended(&self) -> Result<Option<Operation<'_>>, Error> {
+        match self.operate() {
+            Ok(operation) => Ok(Some(operation)),
+            Err(Error::Elastic(ElasticError::Ended)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether it has no memory and will have none.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state().life == Life::Ended
     }
 
     /// The same for who has no time to wait, and nothing to say if somebody else is changing it.
@@ -158,12 +181,30 @@ impl Body {
         }
         {
             let mut state = self.state();
-            if state.operating {
+            if state.operating || state.life != Life::Open {
                 return None;
             }
             state.operating = true;
         }
         Some(self.begin())
+    }
+
+    /// The last of handle and guards is gone: the memory leaves behind its users, and nobody waits. A
+    /// thread that is changing the buffer now does it when it is done.
+    fn end(&self) {
+        if vmm_sys::process::is_forked_child() {
+            return;
+        }
+        self.ahead.end();
+        {
+            let mut state = self.state();
+            state.life = Life::Ending;
+            if state.operating {
+                return;
+            }
+            state.operating = true;
+        }
+        drop(Operation::begin(self));
     }
 
     /// Nobody else changes the buffer now.
@@ -208,9 +249,29 @@ thread_local! {
 
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
+        let mut state = self.0.state();
+        if state.life == Life::Ending {
+            // Nobody can begin another operation, so nothing comes between.
+            state.life = Life::Ended;
+            drop(state);
+            let home = self.0.places.device(self.0.home()).unwrap_or(&self.0.keeper);
+            home.elastic.closed(self.0.range.bytes());
+            self.decommit_all(Cause::End);
+            state = self.0.state();
+            let asleep = state.asleep.take();
+            drop(state);
+            drop(asleep);
+            state = self.0.state();
+        }
+        state.operating = false;
+        let has_ended = state.life == Life::Ended;
+        drop(state);
         OPERATIONS.with(|it| it.set(it.get() - 1));
-        self.0.state().operating = false;
-        self.0.operation_ended.notify_one();
+        if has_ended {
+            self.0.operation_ended.notify_all();
+        } else {
+            self.0.operation_ended.notify_one();
+        }
     }
 }
 
@@ -261,17 +322,40 @@ impl<'a> Operation<'a> {
     }
 }
 
-impl Drop for Body {
-    /// The last of handle, guards and threads is gone: the memory leaves behind its users, and
-    /// nobody waits.
+/// The handle's hold on a buffer, or a guard's: with the last of them the buffer ends.
+#[derive(Debug)]
+pub(crate) struct Holder(Arc<Body>);
+
+impl Holder {
+    pub(crate) fn new(body: Arc<Body>) -> Holder {
+        body.holders.fetch_add(1, Ordering::Relaxed);
+        Holder(body)
+    }
+
+    /// For who looks at the buffer without keeping its memory.
+    pub(crate) fn body(&self) -> &Arc<Body> {
+        &self.0
+    }
+}
+
+impl Clone for Holder {
+    fn clone(&self) -> Holder {
+        Holder::new(self.0.clone())
+    }
+}
+
+impl Deref for Holder {
+    type Target = Body;
+
+    fn deref(&self) -> &Body {
+        &self.0
+    }
+}
+
+impl Drop for Holder {
     fn drop(&mut self) {
-        if vmm_sys::process::is_forked_child() {
-            return;
+        if self.0.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.end();
         }
-        self.ahead.end();
-        let home = self.places.device(self.home()).unwrap_or(&self.keeper);
-        home.elastic.closed(self.range.bytes());
-        let operation = Operation::begin(self);
-        operation.decommit_all(Cause::End);
     }
 }

@@ -7,7 +7,7 @@ use vmm_sys::object::Range;
 use vmm_sys::{Access, DeviceId, GranularityKind};
 
 use super::ElasticBuffer;
-use super::body::{Body, Shape};
+use super::body::{Body, Holder, Shape};
 use crate::budget::Budget;
 use crate::device::Device;
 use crate::error::Error;
@@ -164,7 +164,7 @@ impl ElasticBuilder {
         body.uses.touch(keeper.watch.now_ms());
         let body = Arc::new(body);
         places.add(&body);
-        Ok(ElasticBuffer { body, pool: self.pool.clone() })
+        Ok(ElasticBuffer { body: Holder::new(body), pool: self.pool.clone() })
     }
 
     fn shape(&self, keeper: &Device) -> Result<Shape, Error> {

@@ -102,8 +102,7 @@ impl Migration {
 /// A move that nobody has begun. Dropped, it has failed.
 #[derive(Debug)]
 pub(crate) struct Task {
-    /// Until the move has ended.
-    body: Option<Arc<Body>>,
+    body: Arc<Body>,
     order: Move,
     progress: Arc<Progress<MigrationState>>,
 }
@@ -111,16 +110,13 @@ pub(crate) struct Task {
 impl Task {
     pub(crate) fn new(body: Arc<Body>, order: Move) -> (Task, Migration) {
         let progress = Arc::new(Progress::new(MigrationState::Waiting));
-        (Task { body: Some(body), order, progress: progress.clone() }, Migration(progress))
+        (Task { body, order, progress: progress.clone() }, Migration(progress))
     }
 
     /// Does it.
-    pub(crate) fn run(mut self) {
-        let Some(body) = self.body.take() else { return };
+    pub(crate) fn run(self) {
         self.progress.update(|state| *state = MigrationState::Moving);
-        let moved = body.operate().and_then(|operation| operation.migrate(&self.order));
-        // Whoever hears of the end may drop the buffer, and must be the last who has it then.
-        drop(body);
+        let moved = self.body.operate().and_then(|operation| operation.migrate(&self.order));
         self.progress.update(|state| {
             *state = moved.map_or_else(MigrationState::Failed, MigrationState::Done);
         });
@@ -177,7 +173,7 @@ impl ElasticBuffer {
         if let Some(range) = &order.range {
             self.body.slots_over(range.start, range.end.saturating_sub(range.start))?;
         }
-        let (task, migration) = Task::new(self.body.clone(), order);
+        let (task, migration) = Task::new(self.body.body().clone(), order);
         self.pool.places().mover.submit(Job::Move(task));
         Ok(migration)
     }

@@ -91,7 +91,7 @@ use crate::pool::PoolInner;
 use crate::room::{self, Room};
 use crate::turn::Turn;
 use access::Word;
-use body::Body;
+use body::Holder;
 use commit::How;
 
 /// Addresses of its own, for a capacity that is reserved at once, and physical memory behind them
@@ -107,7 +107,7 @@ use commit::How;
 /// Operations that change the memory run one at a time, whichever threads ask; figures and the
 /// address never wait for one. It keeps its pool open.
 pub struct ElasticBuffer {
-    body: Arc<Body>,
+    body: Holder,
     pool: Arc<PoolInner>,
 }
 

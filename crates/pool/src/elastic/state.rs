@@ -44,6 +44,18 @@ pub(crate) struct State {
     pub(crate) counts: Counts,
     /// A thread is changing the buffer's memory.
     pub(super) operating: bool,
+    pub(super) life: Life,
+}
+
+/// How far a buffer's end has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// Somebody holds it.
+    Open,
+    /// Nobody does; the thread that is changing it takes its memory away.
+    Ending,
+    /// No memory, and none will come.
+    Ended,
 }
 
 /// A chunk that stands in a slot.
@@ -164,6 +176,7 @@ impl State {
             generation: 0,
             counts: Counts::default(),
             operating: false,
+            life: Life::Open,
         }
     }
 

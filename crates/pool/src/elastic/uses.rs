@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use vmm_sys::object::{RelaxedCapture, Stream};
 use vmm_sys::process;
 
-use super::body::Body;
+use super::body::{Body, Holder};
 use super::door::Door;
 use super::error::ElasticError;
 use crate::device::Device;
@@ -29,7 +29,7 @@ const STREAMS_MIN: usize = 16;
 /// Made by [`ElasticBuffer::use_on`](super::ElasticBuffer::use_on). It keeps the buffer's memory,
 /// and can be dropped in any thread.
 pub struct Use {
-    body: Arc<Body>,
+    body: Holder,
     open: Arc<OpenUse>,
 }
 
@@ -152,19 +152,19 @@ impl Uses {
     }
 
     /// Begins a use of `body` on `stream`.
-    pub(crate) fn begin(body: &Arc<Body>, stream: &Stream) -> Result<Use, Error> {
+    pub(crate) fn begin(body: &Holder, stream: &Stream) -> Result<Use, Error> {
         Uses::begin_unless(body, stream, || is_captured(stream))
     }
 
     /// The same for work that the driver checks when it is enqueued, as it does copies: the thread
     /// waits for a change that holds users, for the memory may not be mapped meanwhile.
-    pub(super) fn begin_checked(body: &Arc<Body>, stream: &Stream) -> Result<Use, Error> {
+    pub(super) fn begin_checked(body: &Holder, stream: &Stream) -> Result<Use, Error> {
         Uses::begin_unless(body, stream, || true)
     }
 
     /// The thread waits for a change that holds users, if `must_wait` says so; else its stream does.
     fn begin_unless(
-        body: &Arc<Body>,
+        body: &Holder,
         stream: &Stream,
         must_wait: impl Fn() -> bool,
     ) -> Result<Use, Error> {

@@ -46,8 +46,9 @@ impl Pool {
                 break;
             }
             let left = patience.saturating_sub(since.elapsed());
-            let refused = match body.operate() {
-                Ok(operation) => {
+            let refused = match body.operate_unless_ended() {
+                Ok(None) => continue,
+                Ok(Some(operation)) => {
                     let given = operation.give_back(lender, missing_bytes, ways, left);
                     recall.moved_bytes += given.home_bytes + given.host_bytes;
                     recall.to_host_bytes += given.host_bytes;

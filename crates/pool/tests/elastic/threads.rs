@@ -1,9 +1,10 @@
 //! Elastic buffers and threads: growth in the background, many threads at one buffer.
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, TryRecvError};
 use std::time::Duration;
 
 use crate::common::elastic::{G, machine};
-use vmm_pool::{AheadState, ElasticError, Error};
+use vmm_pool::{AheadState, ElasticError, Error, MigrationState};
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, DeviceId, ResultCode};
 
@@ -167,5 +168,38 @@ fn many_threads_change_and_use_one_buffer() {
     let pieces = buffer.pieces();
     assert_eq!(pieces.iter().map(|piece| piece.bytes).sum::<u64>(), buffer.committed_bytes());
     drop((buffer, streams));
+    machine.end();
+}
+
+/// Whoever looks at all buffers meanwhile, or is to move it, does not keep a dropped one's memory.
+#[test]
+fn a_dropped_buffer_has_no_memory_whoever_looks_at_it() {
+    let machine = machine(2, |sim| sim, |pool| pool.background(true));
+    let (working, is_working) = mpsc::channel::<()>();
+    let elastic_bytes = || machine.pool.device_stats(DeviceId(0)).unwrap().elastic_bytes;
+    std::thread::scope(|scope| {
+        // Dropped by a panic too.
+        let (working, pool) = (working, &machine.pool);
+        scope.spawn(move || {
+            while is_working.try_recv() == Err(TryRecvError::Empty) {
+                pool.verify().unwrap();
+                pool.elastic_stats();
+            }
+        });
+        for round in 0..300 {
+            let buffer = machine.buffer(0, 64 * G);
+            buffer.grow_to(4 * G).unwrap();
+            let asked = (round % 3 == 0).then(|| buffer.migrate_async(DeviceId(1)).unwrap());
+            drop(buffer);
+            if let Some(migration) = asked {
+                // Begun or not: it ends, and then there is nothing.
+                let state = migration.wait(LONG);
+                assert!(matches!(state, MigrationState::Done(_) | MigrationState::Failed(_)));
+                continue;
+            }
+            assert_eq!(elastic_bytes(), 0, "round {round}");
+        }
+        drop(working);
+    });
     machine.end();
 }

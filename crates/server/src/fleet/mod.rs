@@ -141,8 +141,8 @@ impl Fleet {
         }
     }
 
-    /// Gives what is idle back to the driver, and looks whether that was everything. A buffer whose last
-    /// handle is gone ends a moment later where the pool's own thread is looking at it.
+    /// Gives what is idle back to the driver, and looks whether that was everything. A buffer that the
+    /// pool's thread is growing ends when that is done.
     fn judge(&self) -> (u64, Result<(), String>) {
         let begun = Instant::now();
         loop {
