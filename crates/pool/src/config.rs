@@ -9,7 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use vmm_sys::topology;
-use vmm_sys::{Access, ChunkProps, DeviceId, Driver, DriverError, GranularityKind};
+use vmm_sys::{
+    Access, Call, ChunkProps, DeviceId, Driver, DriverError, GranularityKind, ResultCode,
+};
 
 use crate::depot::Terms;
 use crate::elastic::error::ElasticError;
@@ -325,18 +327,29 @@ impl Settings {
     }
 }
 
+/// Calls that no lane can do without and that the try below does not make: who a stream is (CUDA 12.0), and
+/// whether it is captured.
+const NEEDED: [Call; 2] = [Call::StreamGetId, Call::StreamGetCaptureInfo];
+
 /// Tries once that virtual memory management works on the device: what an attribute promises may
 /// be refused by any later call, and the first allocation is too late to find out.
 fn probe(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<(), Error> {
     // One turn for all calls of the try: it is short, and made once.
     let found = Turn::Requester.with(|| topology::try_vmm(driver, device));
-    let Err(cause) = found.usable() else { return Ok(()) };
+    let Err(cause) = found.usable() else { return check_calls(driver, device) };
     if cause.is_out_of_memory() {
         // A full device is not an unable one, and building needs no memory.
         tracing::warn!(%cause, "virtual memory management could not be tried: memory is short");
         return Ok(());
     }
     Err(unsupported(device, cause))
+}
+
+fn check_calls(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<(), Error> {
+    let missing = driver.missing_calls();
+    let Some(call) = NEEDED.into_iter().find(|call| missing.contains(call)) else { return Ok(()) };
+    let cause = DriverError::new(call, ResultCode::NOT_FOUND).on(device);
+    Err(unsupported(device, cause.because("the driver is too old to have this call")))
 }
 
 fn unsupported(device: DeviceId, cause: DriverError) -> Error {

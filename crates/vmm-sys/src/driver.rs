@@ -35,7 +35,7 @@
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use crate::call::CallLedger;
+use crate::call::{Call, CallLedger};
 use crate::error::DriverResult;
 use crate::types::*;
 
@@ -50,6 +50,10 @@ pub trait Driver: Send + Sync + Debug {
     /// Whether calls have become pointless: the process is exiting, or this is a forked child (row
     /// D-K1). `Drop` of every object asks this first and then stays silent.
     fn is_gone(&self) -> bool;
+
+    /// The calls that this driver is too old to have. They answer `CUDA_ERROR_NOT_FOUND`, those
+    /// of dma-bufs and interprocess events `CUDA_ERROR_NOT_SUPPORTED`; all else works.
+    fn missing_calls(&self) -> Vec<Call>;
 
     // ---- machine ----
 

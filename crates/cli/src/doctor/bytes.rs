@@ -37,6 +37,9 @@ impl From<DriverError> for Trouble {
     }
 }
 
+/// Granules of half a GiB exist; the rest of one tells nothing new.
+const TRIED_BYTES: u64 = 4 << 20;
+
 /// One granule of a device's memory, mapped.
 pub(super) struct Scratch {
     mapping: Mapping,
@@ -64,9 +67,9 @@ impl Scratch {
         self.range.address()
     }
 
-    /// The words before the last one, which is left for a counter.
+    /// The words that are tried; the one behind them is left for a counter.
     pub(super) fn words(&self) -> u64 {
-        self.range.bytes() / 4 - 1
+        self.range.bytes().min(TRIED_BYTES) / 4 - 1
     }
 
     pub(super) fn counter(&self) -> u64 {

@@ -4,7 +4,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use super::Cuda;
-use crate::call::CallLedger;
+use crate::call::{Call, CallLedger};
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::process;
@@ -31,6 +31,10 @@ macro_rules! forward {
 
             fn is_gone(&self) -> bool {
                 process::is_forked_child() || process::is_exiting()
+            }
+
+            fn missing_calls(&self) -> Vec<Call> {
+                self.entry.missing()
             }
 
             // `Cuda::name` is the inherent method: those come before a trait's.

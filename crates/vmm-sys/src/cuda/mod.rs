@@ -121,12 +121,6 @@ impl Cuda {
         &self.library
     }
 
-    /// The calls that this driver is too old to have. They answer `CUDA_ERROR_NOT_FOUND`, those
-    /// of dma-bufs and interprocess events `CUDA_ERROR_NOT_SUPPORTED`; all else works.
-    pub fn missing_calls(&self) -> Vec<Call> {
-        self.entry.missing()
-    }
-
     /// The door: makes one call and books it.
     ///
     /// # Errors

@@ -24,6 +24,10 @@ impl Driver for Sim {
         self.gone().is_some()
     }
 
+    fn missing_calls(&self) -> Vec<Call> {
+        self.do_missing_calls()
+    }
+
     fn driver_version(&self) -> DriverResult<u32> {
         self.do_driver_version()
     }

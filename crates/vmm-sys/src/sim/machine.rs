@@ -7,6 +7,7 @@
 use super::Sim;
 use super::answer::{Answer, Refused};
 use super::builder::{Config, Link};
+use super::costs::since_version;
 use crate::call::Call;
 use crate::error::DriverResult;
 use crate::types::{DeviceAttribute, DeviceId, PeerAttribute, Uuid};
@@ -71,6 +72,12 @@ impl Sim {
     /// What the builder said.
     pub(super) fn do_driver_version(&self) -> DriverResult<u32> {
         self.ask(Call::DriverGetVersion, None, |state| Ok(state.config.driver_version))
+    }
+
+    /// Those that came later than the version that the builder said.
+    pub(super) fn do_missing_calls(&self) -> Vec<Call> {
+        let version = self.state.lock().config.driver_version;
+        Call::ALL.iter().copied().filter(|call| since_version(*call) > version).collect()
     }
 
     /// As many as were built.
