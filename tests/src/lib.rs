@@ -16,6 +16,7 @@ pub mod script;
 pub mod setup;
 pub mod shadow;
 pub mod shrink;
+pub mod soak;
 pub mod stories;
 
 pub use machine::{DriverChoice, Machine, MachineSpec, Skip, any_driver, run_or_skip};

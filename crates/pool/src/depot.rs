@@ -272,7 +272,8 @@ impl Depot {
     }
 
     /// Makes chunks for the shelf until it holds `bytes`, long ones first: near `most_bytes` and
-    /// near the limit they become shorter. Returns the bytes made.
+    /// near the limit they become shorter. Beyond `most_bytes` it comes by less than the shortest chunk,
+    /// whoever else fills it meanwhile. Returns the bytes made.
     pub(crate) fn stock_up(
         &self,
         bytes: u64,
@@ -292,24 +293,32 @@ impl Depot {
                 return Err(Shortage::Limit);
             }
             let chunk_bytes = longest.min(1 << room.ilog2());
-            self.stock_one(chunk_bytes, turn)?;
-            made += chunk_bytes;
+            made += self.stock_one(chunk_bytes, most_bytes, turn)?;
         }
         Ok(made)
     }
 
     /// Makes one chunk of `bytes` for the shelf and maps it once, so that mapping it again is the
     /// cheap kind. A chunk is as good without: a failure of the warming is an error only if it
-    /// keeps the chunk off the shelf.
-    fn stock_one(&self, bytes: u64, turn: Turn) -> Result<(), Shortage> {
+    /// keeps the chunk off the shelf. Returns the bytes that came to the shelf: none if others have filled
+    /// it meanwhile.
+    fn stock_one(&self, bytes: u64, most_bytes: u64, turn: Turn) -> Result<u64, Shortage> {
         let _carrying = self.carries.begin();
         let chunk = Arc::new(self.create(bytes, &self.terms.plain, turn)?);
         match self.warm(&chunk, turn) {
             Ok(warm) => {
-                if let Some(chunk) = Arc::into_inner(chunk) {
-                    self.stock.lock().put(chunk, warm);
+                let Some(chunk) = Arc::into_inner(chunk) else { return Ok(bytes) };
+                let mut stock = self.stock.lock();
+                // The shortest one may come anyway: a mark need not be a multiple of it.
+                let has_room = stock.bytes().saturating_add(bytes) <= most_bytes
+                    || bytes <= self.terms.granularity_bytes;
+                if has_room {
+                    stock.put(chunk, warm);
+                    return Ok(bytes);
                 }
-                Ok(())
+                drop(stock);
+                self.release(chunk, turn);
+                Ok(0)
             }
             Err(error) => {
                 // Another thread may have unmapped it by now, and then nobody else has it.

@@ -264,14 +264,17 @@ impl Pool {
     }
 
     /// Makes chunks ahead of need until the stock of a device, or of a node of the host, holds
-    /// `bytes`. Returns the bytes made. Host memory is slow to make: 246 ms a GiB.
+    /// `bytes`: on a device no more than these and the stock's high mark want. Returns the bytes made. Host memory is slow to make: 246 ms a GiB.
     ///
     /// # Errors
     /// Out of memory, of the limit or of the driver; what was made stays in the stock.
     /// [`Error::UnknownDevice`], [`ElasticError::UnknownPlace`](crate::ElasticError::UnknownPlace).
     pub fn prefill(&self, place: impl Into<Place>, bytes: u64) -> Result<u64, Error> {
         match place.into() {
-            Place::Device(device) => fill(self.device(device)?, bytes, u64::MAX),
+            Place::Device(device) => {
+                let device = self.device(device)?;
+                fill(device, bytes, bytes.max(device.plan.stock_high_bytes))
+            }
             place @ Place::HostNuma(_) => self.0.places.site(place)?.fill(bytes),
         }
     }

@@ -211,6 +211,33 @@ fn address_space_that_is_short_is_told_apart_and_smaller_ranges_are_tried() {
 }
 
 #[test]
+fn stock_made_ahead_stays_below_the_high_mark() {
+    let rig = Rig::new(|b| b.stock_marks(0, 24 * MIB));
+    rig.pool.prefill(HOME, 18 * MIB).unwrap();
+    assert!((18 * MIB..=24 * MIB).contains(&rig.stats().stock_bytes), "{:?}", rig.stats());
+    // Unless more is asked for by name.
+    rig.pool.prefill(HOME, 70 * MIB).unwrap();
+    assert_eq!(rig.stats().stock_bytes, 70 * MIB);
+    rig.end();
+}
+
+#[test]
+fn threads_that_make_stock_at_once_stay_below_the_high_mark() {
+    let rig = Rig::new(|b| b.chunk(ChunkSize::Fixed(2 * MIB)).stock_marks(0, 8 * MIB));
+    let start = std::sync::Barrier::new(4);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                start.wait();
+                rig.pool.prefill(HOME, 8 * MIB).unwrap();
+            });
+        }
+    });
+    assert_eq!(rig.stats().stock_bytes, 8 * MIB);
+    rig.end();
+}
+
+#[test]
 fn the_background_thread_keeps_the_low_mark_and_ends_with_the_pool() {
     let rig = Rig::new(|b| {
         b.chunk(ChunkSize::Fixed(8 * MIB)).stock_marks(32 * MIB, 64 * MIB).background(true)
