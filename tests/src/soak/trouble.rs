@@ -45,6 +45,8 @@ impl From<Error> for Trouble {
             Error::Elastic(ElasticError::Asleep) => Trouble::Refused("asleep"),
             Error::Elastic(ElasticError::InUse { .. }) => Trouble::Refused("in use"),
             Error::Elastic(ElasticError::StillUsed { .. }) => Trouble::Refused("still used"),
+            // A move that nobody had begun when its buffer ended.
+            Error::Elastic(ElasticError::Ended) => Trouble::Refused("ended"),
             Error::Elastic(ElasticError::UnknownTag { .. }) => Trouble::Refused("no such tag"),
             _ => Trouble::Wrong(format!("{error} ({error:?})")),
         }
