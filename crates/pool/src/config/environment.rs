@@ -106,7 +106,7 @@ impl Settings {
     }
 
     /// Takes over what `lookup` knows. All or nothing.
-    fn merge(&mut self, lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<(), Error> {
+    pub(crate) fn merge(&mut self, lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<(), Error> {
         let mut merged = self.clone();
         for Variable { name, setting, read } in VARIABLES {
             let Some(value) = lookup(name).filter(|value| !value.is_empty()) else { continue };

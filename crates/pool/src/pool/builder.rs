@@ -171,6 +171,19 @@ impl PoolBuilder {
         Ok(self)
     }
 
+    /// The same, of variables that `lookup` gives: for programs whose settings come from elsewhere than
+    /// the environment of the process.
+    ///
+    /// # Errors
+    /// As [`PoolBuilder::environment`].
+    pub fn variables(
+        mut self,
+        lookup: &dyn Fn(&str) -> Option<std::ffi::OsString>,
+    ) -> Result<Self, Error> {
+        self.settings.merge(lookup)?;
+        Ok(self)
+    }
+
     /// Lets `accessor` use the memory of `owner`, a device of this pool: buffers of its lanes, and
     /// its elastic buffers unless one says otherwise. The pair is tried when the pool is built, by
     /// reading bytes. The last word about a pair counts. Default: every device uses its own memory.
