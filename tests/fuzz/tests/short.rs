@@ -1,4 +1,5 @@
 //! The corpora, and seeded changes of them, through every target.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are not seen as tests")]
 
 use std::path::Path;
 
