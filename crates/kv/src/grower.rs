@@ -4,10 +4,10 @@
 //! cannot be started, or has died, who asks does the work himself.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex};
 
 /// What the thread does when it is woken.
 pub(crate) trait Chores: Send + Sync + 'static {

@@ -7,8 +7,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use vmm_pool::{ElasticError, Error};
+
+use crate::sync::{Condvar, Mutex, thread_local};
 
 thread_local! {
     /// Caches that this thread is changing: more than one where a callback of the pool begins another.

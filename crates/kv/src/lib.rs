@@ -18,6 +18,7 @@ mod paged;
 mod room;
 mod shortage;
 mod stats;
+mod sync;
 
 pub use contiguous::{ContiguousBuilder, ContiguousCache, KvCapacity, Sequence};
 pub use error::KvError;

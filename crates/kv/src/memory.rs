@@ -1,7 +1,6 @@
 //! [`Memory`]: what both forms of a cache have in common: a buffer, who changes its memory, and what is
 //! done when there is none left.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use crate::hands::{Hands, Held, is_holding};
 use crate::room::{KvRoom, MAPPINGS_MAX};
 use crate::shortage::{Hooks, KvShortage};
 use crate::stats::KvStats;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// How often hooks may say that they freed something, for one request.
 const ROUNDS_MAX: u32 = 8;

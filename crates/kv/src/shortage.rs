@@ -4,8 +4,9 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use vmm_sys::DeviceId;
+
+use crate::sync::Mutex;
 
 /// A shortage that idle memory of the cache did not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ mod scheduled;
 
 #[cfg(shuttle)]
 pub use scheduled::{
-    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, WaitTimeoutResult, prove, thread,
+    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, WaitTimeoutResult, prove, settings, thread,
 };
 #[cfg(shuttle)]
 pub use shuttle::{lazy_static, sync::atomic, thread_local};

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
 use vmm_pool::{Error, Growth};
 
 use super::books::{Books, Use};
@@ -13,6 +12,7 @@ use crate::error::KvError;
 use crate::grower::Chores;
 use crate::hands::Held;
 use crate::memory::{Form, Memory, Need, count};
+use crate::sync::{Mutex, MutexGuard};
 
 /// What the handles, the sequences and the thread share.
 #[derive(Debug)]

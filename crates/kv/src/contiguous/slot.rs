@@ -1,6 +1,6 @@
 //! [`Slot`]: what a sequence and the thread that grows it tell each other, without a lock.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// One sequence's line. Two of them share no cache line: each is written at every token.
 #[derive(Debug, Default)]

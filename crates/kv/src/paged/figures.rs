@@ -1,11 +1,11 @@
 //! Figures of a paged cache: what it has, what it could still take; the walker.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 
 use super::cache::PagedCache;
 use crate::room::{KvRoom, MAPPINGS_MAX};
 use crate::stats::KvStats;
+use crate::sync::atomic::Ordering;
 
 impl PagedCache {
     /// The figures, all of one moment. While the cache sleeps they say what it will have when it wakes.

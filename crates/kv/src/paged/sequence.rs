@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::shared::Shared;
 use crate::error::KvError;
 use crate::layout::Part;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// One sequence of a paged cache: its blocks, and how many tokens are in them. Dropping it frees
 /// the blocks, for whatever the cache's stream does later; that makes no driver call.

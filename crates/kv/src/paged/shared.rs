@@ -2,9 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
 use vmm_pool::{ElasticError, Error, Growth, Place};
 
 use super::state::State;
@@ -14,6 +12,8 @@ use crate::grower::Chores;
 use crate::hands::Held;
 use crate::layout::BlockLayout;
 use crate::memory::{Form, Memory, Need, count, is_shortage};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 /// What the handles of a cache share.
 pub(super) struct Shared {

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use slab::Slab;
 
 use super::zone::{Shift, Zone};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The blocks of one sequence.
 #[derive(Debug)]

@@ -86,9 +86,13 @@ impl Gate {
         let stream = match self.now() {
             // Nobody can wait for an end that nobody has declared.
             Gate::Passed | Gate::Open(_) => return Ok(Waited::Done),
-            Gate::Event(recorded) => match recorded.wait() {
-                Err(error) if is_lost(&error) => &recorded.stream,
-                answer => return answer.map(|()| Waited::Done),
+            // If the event cannot be waited for, its stream can, unless that may be gone.
+            Gate::Event(recorded) => match recorded.event.wait() {
+                Ok(()) => return Ok(Waited::Done),
+                Err(error) if recorded.stream.is_borrowed() && !is_lost(&error) => {
+                    return Err(error);
+                }
+                Err(_) => &recorded.stream,
             },
             Gate::Unrecorded(stream) => stream,
         };
@@ -100,7 +104,13 @@ impl Gate {
         if captured || capture::open().include(stream) {
             return Ok(Waited::Captured);
         }
-        stream.synchronize().map(|()| Waited::Done)
+        match stream.synchronize() {
+            // One that began just now.
+            Err(error) if error.code() == ResultCode::STREAM_CAPTURE_UNSUPPORTED => {
+                Ok(Waited::Captured)
+            }
+            answer => answer.map(|()| Waited::Done),
+        }
     }
 }
 
@@ -114,16 +124,6 @@ fn is_implicit(error: &DriverError) -> bool {
 pub(crate) struct Recorded {
     event: Event,
     stream: Stream,
-}
-
-impl Recorded {
-    /// Waits for the event; if that cannot be, for all of its stream, unless that may be gone.
-    fn wait(&self) -> DriverResult<()> {
-        self.event.wait().or_else(|error| match self.stream.is_borrowed() || is_lost(&error) {
-            true => Err(error),
-            false => self.stream.synchronize(),
-        })
-    }
 }
 
 /// Events that something waits for, each once.

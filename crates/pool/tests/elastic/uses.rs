@@ -1,8 +1,11 @@
 //! Streams that use an elastic buffer: what is waited for, and by whom.
+use std::time::Duration;
+
 use crate::common::elastic::{G, Machine, hold, machine};
-use vmm_pool::{ElasticError, Error};
+use vmm_pool::{Contents, ElasticError, Error};
 use vmm_sys::object::Stream;
-use vmm_sys::{CaptureMode, CaptureStatus, DeviceId, ProbeKernel};
+use vmm_sys::sim::FaultPlan;
+use vmm_sys::{Call, CaptureMode, CaptureStatus, DeviceId, ProbeKernel, ResultCode};
 
 fn fill(machine: &Machine, stream: &Stream, address: u64, value: u32) {
     let kernel = ProbeKernel::FillWords { dst: address, words: 64, value };
@@ -131,7 +134,7 @@ fn memory_that_comes_back_early_is_used_behind_its_earlier_users() {
     drop(buffer.use_on(&old).unwrap());
     drop(buffer.use_on(&old).unwrap());
     let calls = machine.driver.ledger().snapshot().since(&calls);
-    assert_eq!(calls.of(vmm_sys::Call::StreamWaitEvent), 0, "{calls}");
+    assert_eq!(calls.of(Call::StreamWaitEvent), 0, "{calls}");
     drop((buffer, old, new));
     machine.end();
 }
@@ -188,6 +191,35 @@ fn uses_harm_no_capture() {
         drop((buffer, captured, other));
         machine.end();
     }
+}
+
+/// Found by tests/simulate.sh (seed 4246): all work of the stream was waited for in the event's place, which
+/// ends a capture that began after the event was recorded.
+#[test]
+fn an_event_that_cannot_be_waited_for_harms_no_capture() {
+    let machine = machine(1, |sim| sim, |pool| pool);
+    let (buffer, stream) = (machine.buffer(0, 16 * G), machine.stream(0));
+    buffer.grow_to(2 * G).unwrap();
+    let held = hold(&machine, &stream);
+    drop(buffer.use_on(&stream).unwrap());
+    // SAFETY: the stream is live.
+    unsafe { machine.driver.capture_begin(DeviceId(0), stream.handle(), CaptureMode::Relaxed) }
+        .unwrap();
+    machine.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::EventSynchronize));
+    let refused = buffer.sleep(Contents::Dropped, Duration::ZERO).unwrap_err();
+    assert!(matches!(refused, Error::Elastic(ElasticError::StillUsed { .. })), "{refused}");
+    assert_eq!(stream.capture_info().unwrap().status, CaptureStatus::Active);
+    // SAFETY: the stream is live; the graph is not used afterwards.
+    unsafe {
+        let graph = machine.driver.capture_end(DeviceId(0), stream.handle()).unwrap();
+        machine.driver.graph_destroy(DeviceId(0), graph).unwrap();
+    }
+    drop(held);
+    // Without a capture in the way the stream is waited for.
+    buffer.sleep(Contents::Dropped, Duration::ZERO).unwrap();
+    machine.sim.clear_faults();
+    drop((buffer, stream));
+    machine.end();
 }
 
 #[test]

@@ -99,6 +99,11 @@ impl Sim {
         self.state.lock().faults.fired()
     }
 
+    /// The same by call and code; without a code, calls that were only slow.
+    pub fn faults_fired_by(&self) -> Vec<(Call, Option<ResultCode>, u64)> {
+        self.state.lock().faults.fired_by()
+    }
+
     /// The device's context is lost, and it alone: every call in it fails with `code` from now on.
     /// (A kernel that faults takes the contexts of all devices along: row D-N8.)
     pub fn lose_context(&self, device: DeviceId, code: ResultCode) {
@@ -110,6 +115,12 @@ impl Sim {
         self.pump(&mut state);
         drop(state);
         self.wake.notify_all();
+    }
+
+    /// The driver is gone, as at the exit of the process: every call is refused from now on, and nothing
+    /// need be given back.
+    pub fn shut_down(&self) {
+        self.is_shut_down.store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
     /// Somebody else reset the device's primary context (`cuDevicePrimaryCtxReset`): its streams,

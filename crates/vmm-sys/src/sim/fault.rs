@@ -4,6 +4,7 @@
 //! state. Plans see every call in order, so the k-th call of a deterministic program is the same
 //! in every run; random plans draw from the machine's seed.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::call::Call;
@@ -106,11 +107,14 @@ pub(super) struct Faults {
     last_id: u64,
     random: u64,
     fired: u64,
+    /// The same by call and code; without a code, calls that were only slow.
+    fired_by: BTreeMap<(Call, Option<u32>), u64>,
 }
 
 impl Faults {
     pub(super) fn new(seed: u64) -> Faults {
-        Faults { plans: Vec::new(), last_id: 0, random: seed, fired: 0 }
+        let (plans, fired_by) = (Vec::new(), BTreeMap::new());
+        Faults { plans, last_id: 0, random: seed, fired: 0, fired_by }
     }
 
     pub(super) fn install(&mut self, plan: FaultPlan) -> FaultId {
@@ -133,6 +137,12 @@ impl Faults {
         self.fired
     }
 
+    /// The same by call and code, in the order of calls.
+    pub(super) fn fired_by(&self) -> Vec<(Call, Option<ResultCode>, u64)> {
+        let each = self.fired_by.iter();
+        each.map(|((call, code), count)| (*call, code.map(ResultCode), *count)).collect()
+    }
+
     pub(super) fn consult(&mut self, call: Call) -> Verdict {
         let mut verdict = Verdict::default();
         if self.plans.is_empty() {
@@ -151,6 +161,11 @@ impl Faults {
             }
             plan.times = plan.times.map(|times| times - 1);
             self.fired += 1;
+            let code = match plan.effect {
+                Effect::Fail(code) => Some(code.0),
+                Effect::DelayVirtual(_) | Effect::DelayReal(_) => None,
+            };
+            *self.fired_by.entry((call, code)).or_default() += 1;
             match plan.effect {
                 // The oldest plan's code counts.
                 Effect::Fail(code) => verdict.fail = verdict.fail.or(Some(code)),
@@ -194,6 +209,8 @@ mod tests {
         faults.remove(id);
         assert_eq!(fails(&mut faults, Call::MemMap, 1), [false]);
         assert_eq!(faults.fired(), 6);
+        let by = faults.fired_by();
+        assert_eq!(by, [(Call::MemMap, Some(CODE), 6)]);
     }
 
     #[test]

@@ -57,6 +57,7 @@ mod vmm;
 mod tests;
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -81,6 +82,8 @@ pub struct Sim {
     /// For the threads that run host functions.
     me: Weak<Sim>,
     ledger: CallLedger,
+    /// Not of `sync`: it is read where a proof's scheduler is gone already.
+    is_shut_down: AtomicBool,
     state: Mutex<State>,
     /// Signalled when something that a blocked call waits for may have changed.
     wake: Condvar,
@@ -100,6 +103,7 @@ impl Sim {
         Arc::new_cyclic(|me| Sim {
             me: me.clone(),
             ledger: CallLedger::default(),
+            is_shut_down: AtomicBool::new(false),
             state: Mutex::new(State::new(config)),
             wake: Condvar::new(),
         })
@@ -108,7 +112,7 @@ impl Sim {
     fn gone(&self) -> Option<ResultCode> {
         if process::is_forked_child() {
             Some(ResultCode::NOT_INITIALIZED)
-        } else if process::is_exiting() {
+        } else if process::is_exiting() || self.is_shut_down.load(Ordering::Relaxed) {
             Some(ResultCode::DEINITIALIZED)
         } else {
             None

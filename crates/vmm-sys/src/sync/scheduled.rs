@@ -38,11 +38,7 @@ pub fn prove(name: &str, body: impl Fn() + Send + Sync + 'static) {
     };
     let (runs, seed) = (number("VMM_PROOFS_RUNS", 300), number("VMM_PROOFS_SEED", 1));
     println!("proof {name}: VMM_PROOFS_SEED={seed} VMM_PROOFS_RUNS={runs}");
-    let mut config = Config::new();
-    config.stack_size = STACK_BYTES;
-    config.max_steps = MaxSteps::FailAfter(STEPS_MAX);
-    config.failure_persistence = FailurePersistence::None;
-    config.silence_warnings = true;
+    let config = settings();
     let body = Arc::new(body);
     let executions = runs as usize;
     let random = RandomScheduler::new_from_seed(seed, executions);
@@ -50,6 +46,16 @@ pub fn prove(name: &str, body: impl Fn() + Send + Sync + 'static) {
     let (again, settings) = (body.clone(), config.clone());
     Runner::new(random, settings).run(move || again());
     Runner::new(priorities, config).run(move || body());
+}
+
+/// What every execution has: stacks that the whole pool runs on, and an end.
+pub fn settings() -> Config {
+    let mut config = Config::new();
+    config.stack_size = STACK_BYTES;
+    config.max_steps = MaxSteps::FailAfter(STEPS_MAX);
+    config.failure_persistence = FailurePersistence::None;
+    config.silence_warnings = true;
+    config
 }
 
 /// Threads of the scheduler.
