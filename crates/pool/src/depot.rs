@@ -224,7 +224,7 @@ impl Depot {
             Ok(chunk) => return Some(chunk),
             Err(refused) => refused,
         };
-        tracing::warn!(%error, "a mapping could not be unmapped; tried again later");
+        vmm_sys::say!(warn, %error, "a mapping could not be unmapped; tried again later");
         self.leaving.add(std::iter::once(mapping), Vec::new());
         None
     }
@@ -338,7 +338,7 @@ impl Depot {
         match turn.with(|| mapping.unmap()) {
             Ok(_) => Ok(granted),
             Err((mapping, error)) => {
-                tracing::warn!(%error, "a chunk could not be unmapped; tried again later");
+                vmm_sys::say!(warn, %error, "a chunk could not be unmapped; tried again later");
                 self.leaving.add(std::iter::once(mapping), Vec::new());
                 Err(error)
             }
@@ -349,7 +349,7 @@ impl Depot {
 /// Gives a chunk back to the driver, or to the caller if the driver refuses.
 fn try_release(chunk: Chunk, turn: Turn) -> Result<(), Chunk> {
     turn.with(|| chunk.release()).map_err(|(chunk, error)| {
-        tracing::warn!(%error, "the driver refused to take a chunk back; it stays in stock");
+        vmm_sys::say!(warn, %error, "the driver refused to take a chunk back; it stays in stock");
         chunk
     })
 }

@@ -49,7 +49,7 @@ pub(crate) fn help(places: &Places, here: Place, way: Way, request: &Request) ->
         let ways = Ways { home: way == Way::Neighbour, host: way == Way::Host };
         let returned = operation.give_back(here, missing_bytes, ways, Duration::ZERO);
         if let Some((bytes, error)) = returned.refused {
-            tracing::debug!(bytes, %error, "borrowed memory is not given back");
+            vmm_sys::say!(debug, bytes, %error, "borrowed memory is not given back");
         }
         Some(returned.home_bytes + returned.host_bytes)
     };
@@ -101,7 +101,9 @@ impl Operation<'_> {
                     slots.truncate(slots.len() - count);
                     moved += self.bytes_of(chunks.gone());
                 }
-                Err(error) => tracing::debug!(%error, to = %site.place, "a buffer is not moved"),
+                Err(error) => {
+                    vmm_sys::say!(debug, %error, to = %site.place, "a buffer is not moved")
+                }
             }
         }
         Some(moved)

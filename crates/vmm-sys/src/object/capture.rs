@@ -3,9 +3,13 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use crate::call::Call;
+use crate::caught::caught;
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::types::CaptureMode;
+
+const CALL: Call = Call::ThreadExchangeStreamCaptureMode;
 
 /// While it lives, the calling thread is in relaxed capture mode: event queries and creations made
 /// meanwhile invalidate no capture, neither this thread's nor another's (rows D-G3, D-G4).
@@ -24,7 +28,7 @@ impl RelaxedCapture {
     /// # Errors
     /// The driver's.
     pub fn enter(driver: &Arc<dyn Driver>) -> DriverResult<RelaxedCapture> {
-        let before = driver.exchange_capture_mode(CaptureMode::Relaxed)?;
+        let before = caught(CALL, || driver.exchange_capture_mode(CaptureMode::Relaxed))?;
         Ok(RelaxedCapture { driver: driver.clone(), before, _not_send: PhantomData })
     }
 }
@@ -34,8 +38,8 @@ impl Drop for RelaxedCapture {
         if self.driver.is_gone() {
             return;
         }
-        if let Err(error) = self.driver.exchange_capture_mode(self.before) {
-            tracing::debug!(%error, "the thread's capture mode could not be restored");
+        if let Err(error) = caught(CALL, || self.driver.exchange_capture_mode(self.before)) {
+            crate::say!(debug, %error, "the thread's capture mode could not be restored");
         }
     }
 }

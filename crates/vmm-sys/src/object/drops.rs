@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use super::RelaxedCapture;
 use super::chunk::Receipt;
+use crate::call::Call;
+use crate::caught::caught;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverResult};
 use crate::sync::{Mutex, global};
@@ -34,7 +36,13 @@ global! {
 impl Leftover {
     /// Tries to give it back.
     pub(crate) fn give_back(&self, driver: &dyn Driver) -> DriverResult<()> {
-        match self {
+        let call = match self {
+            Leftover::Chunk { .. } => Call::MemRelease,
+            Leftover::Range(..) => Call::MemAddressFree,
+            Leftover::Mapping { .. } => Call::MemUnmap,
+            Leftover::Pinned(..) => Call::MemFreeHost,
+        };
+        caught(call, || match self {
             // SAFETY: the reference was owned by the object that was dropped and by nothing since.
             Leftover::Chunk { handle, .. } => unsafe { driver.release(*handle) },
             Leftover::Range(address, bytes) => driver.address_free(*address, *bytes),
@@ -42,7 +50,7 @@ impl Leftover {
             // SAFETY: the memory was owned by the object that was dropped, after its last use, and
             // by nothing since.
             Leftover::Pinned(device, address) => unsafe { driver.host_free(*device, *address) },
-        }
+        })
     }
 }
 
@@ -66,7 +74,7 @@ pub(crate) fn give_back_or_keep(driver: &Arc<dyn Driver>, leftover: Leftover) {
         if error.is_driver_gone() {
             return;
         }
-        tracing::warn!(%error, "the driver refused to take memory back; kept for a later try");
+        crate::say!(warn, %error, "the driver refused to take memory back; kept for a later try");
         FAILED.lock().push(Failed { driver: driver.clone(), leftover, error });
     }
 }
