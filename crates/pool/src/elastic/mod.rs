@@ -312,7 +312,7 @@ impl ElasticBuffer {
     }
 
     #[cfg(test)]
-    pub(crate) fn body(&self) -> &Arc<Body> {
+    pub(crate) fn body(&self) -> &body::Body {
         &self.body
     }
 

@@ -61,7 +61,6 @@ fn run(threads: bool, (name, work): (&str, Work), k: u64, for_ever: bool) -> boo
         drop((elastic, kept, lane, other, far, pool));
         sim.clear_faults();
         retry_failed_drops(&driver);
-        assert!(fired || sim.check_clean().is_ok(), "{what}");
         return fired;
     }
     scene.sim.clear_faults();
