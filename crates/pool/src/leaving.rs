@@ -12,6 +12,7 @@ use vmm_sys::{ChunkProps, StreamId};
 use crate::depot::{Depot, Footing};
 use crate::device::Device;
 use crate::lane::{Asker, Gate, Pending, Wait, Waited};
+use crate::obstacle;
 use crate::stranded;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -182,7 +183,7 @@ impl Leaving {
             return;
         }
         let count = entries.len();
-        let kept = match RelaxedCapture::enter(&keeper.driver) {
+        let kept = match RelaxedCapture::enter(&keeper.driver).inspect_err(obstacle::note) {
             Ok(_relaxed) => {
                 let mut asker = Asker::new(&keeper.events);
                 let mut kept = BTreeMap::new();
@@ -244,6 +245,7 @@ impl Entry {
         let Entry { mapping, gates, elsewhere } = self;
         turn.with(|| mapping.unmap()).map_err(|(mapping, error)| {
             tracing::warn!(%error, "a mapping could not be unmapped; tried again later");
+            obstacle::note(&error);
             Entry { mapping, gates, elsewhere }
         })
     }

@@ -289,8 +289,7 @@ impl Pool {
         if device.driver.is_gone() {
             return Err(Error::DriverGone);
         }
-        let span = tracing::debug_span!("vmm_pool.trim", device = device.plan.device.0);
-        let _entered = span.enter();
+        let _span = tracing::debug_span!("vmm_pool.trim", device = device.plan.device.0).entered();
         let before = device.depot.held_bytes();
         let lanes = device.lanes.lock().all();
         for lane in lanes {
@@ -298,7 +297,8 @@ impl Pool {
         }
         device.sweep_leaving(Wait::Yes, Turn::Requester);
         device.release_stock(0, Turn::Requester);
-        // What earlier ends could not give back.
+        // What earlier ends and changes could not give back.
+        policy::settle_debts(device);
         Turn::Requester.with(|| retry_failed_drops(&device.driver));
         Ok(before.saturating_sub(device.depot.held_bytes()))
     }

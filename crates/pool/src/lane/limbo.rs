@@ -10,6 +10,7 @@ use vmm_sys::object::{Mapping, RelaxedCapture, Stream};
 use super::gate::{Asker, Gate, Pending, record};
 use super::{LaneCell, retire};
 use crate::device::Device;
+use crate::obstacle;
 use crate::sync::thread;
 use crate::turn::Turn;
 
@@ -238,7 +239,7 @@ fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
     let in_hand = (parked.len(), retired.len());
     let (mut free, mut kept, mut vacant) = (Vec::new(), Vec::new(), Vec::new());
     // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
-    match RelaxedCapture::enter(&device.driver) {
+    match RelaxedCapture::enter(&device.driver).inspect_err(obstacle::note) {
         Ok(_relaxed) => {
             let mut asker = Asker::new(&device.events);
             parked.retain_mut(|entry| {
@@ -277,6 +278,7 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
         }
         Err((mapping, error)) => {
             tracing::warn!(%error, "a retired mapping could not be unmapped; tried again later");
+            obstacle::note(&error);
             Err(Retired { mapping, first_slot, slots, gates })
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Event;
+use super::drops::{Leftover, give_back_or_keep};
 use super::thread::ThreadKey;
 use crate::driver::Driver;
 use crate::error::{DriverResult, ResultCode};
@@ -48,13 +49,8 @@ impl fmt::Debug for Stream {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.owned || self.driver.is_gone() {
-            return;
-        }
-        // SAFETY: `self` owns the handle and is gone after this; work enqueued goes on.
-        let result = unsafe { self.driver.stream_destroy(self.device, self.handle) };
-        if let Err(error) = result {
-            tracing::debug!(%error, "a stream could not be destroyed");
+        if self.owned {
+            give_back_or_keep(&self.driver, Leftover::Stream(self.device, self.handle));
         }
     }
 }
