@@ -76,6 +76,7 @@ const WITHOUT_CASE: &[(&str, &[&str])] = &[
             "Owner::builder",
             "ImporterOptions::new",
             "PoolBuilder::on_shortage",
+            "PoolBuilder::variables",
             "ElasticBuilder::quota_bytes",
         ],
     ),
