@@ -1,6 +1,6 @@
 //! What the benchmarks share: what is measured ([`subject`]), the load on it ([`work`], [`mix`]), how it
 //! is timed ([`timed`], [`samples`]), and where the figures go ([`setup`], [`facts`], [`record`]).
-//! [`cross`] is a program's own: the parts of `src/bin/cross.rs`.
+//! [`cross`] is a program's own: the parts of `src/bin/cross.rs`; so is [`fidelity`].
 //!
 //! docs/BENCHMARKS.md says how to run them and what may be compared with what.
 //!
@@ -11,6 +11,7 @@
 
 pub mod cross;
 pub mod facts;
+pub mod fidelity;
 pub mod gpu;
 pub mod mix;
 pub mod record;

@@ -1,5 +1,6 @@
 //! What every function of the C side does at its border: no panic crosses, failures are kept.
 
+use std::any::Any;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,11 +13,26 @@ use crate::status::vmm_pool_status;
 #[inline]
 pub fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
-        // Dropping it could panic again, outside of the net.
-        std::mem::forget(payload);
+        discard(payload);
         failure::keep(&Failure::Panicked);
         otherwise
     })
+}
+
+/// How often what a panic carried is tried to be dropped.
+const DROPS_MAX: u32 = 8;
+
+/// Drops what a panic carried. That could panic again, and so could what that one carries: each under a
+/// net of its own, and in the end what is left is left alone.
+#[cold]
+fn discard(mut payload: Box<dyn Any + Send>) {
+    for _ in 0..DROPS_MAX {
+        match catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            Ok(()) => return,
+            Err(again) => payload = again,
+        }
+    }
+    std::mem::forget(payload);
 }
 
 /// The answer, or `otherwise` with the failure kept.
@@ -76,6 +92,18 @@ mod tests {
         assert!(last_words().unwrap().contains("panicked"));
         let answer = status(|| panic!("meant to be"));
         assert_eq!(answer, vmm_pool_status::VMM_POOL_PANICKED as i32);
+    }
+
+    #[test]
+    fn what_a_panic_carried_may_panic_too() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("meant to be, too");
+            }
+        }
+        assert_eq!(guarded(7, || std::panic::panic_any(Bomb)), 7);
+        assert!(last_words().unwrap().contains("panicked"));
     }
 
     #[test]

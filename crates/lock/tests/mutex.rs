@@ -100,6 +100,7 @@ fn a_streak_earns_the_bias_and_another_thread_ends_it() {
     let second = biased_after(&mutex, 1000).expect("it is available");
     assert!((20..=21).contains(&second), "{second}");
     assert_eq!(*mutex.lock(), first + second + 1);
+    assert_eq!(format!("{:?}", mutex.lock()), (first + second + 1).to_string());
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::idle::Clock;
 use crate::landing::{Landing, Spare};
 use crate::leaving::Leaving;
 use crate::lending::Lending;
+use crate::obstacle;
 use crate::past::{self, Past};
 use crate::stock::{Stock, Taken};
 use crate::sync::Mutex;
@@ -225,6 +226,7 @@ impl Depot {
             Err(refused) => refused,
         };
         vmm_sys::say!(warn, %error, "a mapping could not be unmapped; tried again later");
+        obstacle::note(&error);
         self.leaving.add(std::iter::once(mapping), Vec::new());
         None
     }
@@ -350,6 +352,7 @@ impl Depot {
 fn try_release(chunk: Chunk, turn: Turn) -> Result<(), Chunk> {
     turn.with(|| chunk.release()).map_err(|(chunk, error)| {
         vmm_sys::say!(warn, %error, "the driver refused to take a chunk back; it stays in stock");
+        obstacle::note(&error);
         chunk
     })
 }

@@ -21,6 +21,7 @@ use crate::device::Device;
 use crate::elastic::commit::How;
 use crate::lane::{Wait, sweep, trim};
 use crate::lanes::LaneRef;
+use crate::obstacle;
 use crate::places::Site;
 use crate::request::Request;
 use crate::sync::{Mutex, global};
@@ -130,12 +131,14 @@ pub(crate) struct Climb {
 
 impl Climb {
     pub(crate) fn new() -> Climb {
+        obstacle::forget();
         Climb { climbed: 0, first: 0, help_rounds: 0, restarts: 0 }
     }
 
     /// For whole chunks that belong to no lane: what makes chunks shorter, or takes a lane's own,
     /// is no help.
     pub(crate) fn for_chunks() -> Climb {
+        obstacle::forget();
         let first = RUNGS.iter().take_while(|rung| **rung != Rung::WaitLimbo).count();
         Climb { climbed: first, first, help_rounds: 0, restarts: 0 }
     }

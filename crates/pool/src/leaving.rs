@@ -13,6 +13,7 @@ use crate::depot::{Depot, Footing};
 use crate::device::Device;
 use crate::events::Events;
 use crate::lane::{Asker, Gate, Pending, Wait, Waited};
+use crate::obstacle;
 use crate::stranded;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -184,7 +185,9 @@ impl Leaving {
         }
         let mut in_hand = InHand { leaving: self, count: entries.len(), entries };
         // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
-        let Ok(_relaxed) = RelaxedCapture::enter(&keeper.driver) else { return };
+        let Ok(_relaxed) = RelaxedCapture::enter(&keeper.driver).inspect_err(obstacle::note) else {
+            return;
+        };
         sweep_entries(&keeper.events, &mut in_hand.entries, turn, |chunk| {
             depot.settle(chunk, turn);
         });
@@ -270,6 +273,7 @@ impl Entry {
         let Entry { mapping, gates, elsewhere } = self;
         turn.with(|| mapping.unmap()).map_err(|(mapping, error)| {
             vmm_sys::say!(warn, %error, "a mapping could not be unmapped; tried again later");
+            obstacle::note(&error);
             Entry { mapping, gates, elsewhere }
         })
     }

@@ -57,6 +57,7 @@ mod lanes;
 mod leaving;
 mod lending;
 mod mover;
+mod obstacle;
 mod out_of_memory;
 mod past;
 mod peers;

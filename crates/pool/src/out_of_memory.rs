@@ -9,6 +9,7 @@ use vmm_sys::{Call, DeviceId, DriverError, MemInfo};
 
 use crate::config::DebugMode;
 use crate::device::Device;
+use crate::obstacle;
 use crate::stats::DeviceStats;
 
 /// The facts of an out-of-memory error. All figures are bytes of one device, after everything
@@ -36,6 +37,9 @@ pub struct OutOfMemory {
     pub device_total_bytes: Option<u64>,
     /// The driver's refusal, unless the pool's own limit came first.
     pub cause: Option<DriverError>,
+    /// What the driver refused last to something that was tried to make room: with it the request
+    /// might have been served. It is tried again later.
+    pub hindrance: Option<DriverError>,
     /// What may help, with this configuration.
     pub hints: Vec<Hint>,
 }
@@ -163,10 +167,16 @@ impl OutOfMemory {
             device_free_bytes: info.map(|info| info.free_bytes),
             device_total_bytes: info.map(|info| info.total_bytes),
             cause,
+            hindrance: None,
             hints: Vec::new(),
         };
         facts.hints = facts.find_hints(device, asked);
         facts
+    }
+
+    /// With what hindered the calling thread's request.
+    pub(crate) fn hindered(self) -> OutOfMemory {
+        OutOfMemory { hindrance: obstacle::take(), ..self }
     }
 
     /// Free bytes would suffice, but in no one place, or in no place that this lane may use.
@@ -262,6 +272,9 @@ impl fmt::Display for OutOfMemory {
         })?;
         if let Some(cause) = &self.cause {
             write!(f, " ({cause})")?;
+        }
+        if let Some(hindrance) = &self.hindrance {
+            write!(f, "; what was tried to make room was refused ({hindrance})")?;
         }
         for (index, hint) in self.hints.iter().enumerate() {
             write!(f, "{}{hint}", if index == 0 { "; what may help: " } else { ", or " })?;

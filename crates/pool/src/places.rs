@@ -242,13 +242,8 @@ impl Site<'_> {
                 let may_wait = how.wait == Wait::Yes;
                 let asked = Asked { bytes, rounded_bytes: bytes, may_wait };
                 let info = device_memory(self.keeper);
-                Error::OutOfMemory(Box::new(OutOfMemory::new(
-                    self.keeper,
-                    asked,
-                    None,
-                    info,
-                    cause,
-                )))
+                let facts = OutOfMemory::new(self.keeper, asked, None, info, cause).hindered();
+                Error::OutOfMemory(Box::new(facts))
             }
             Place::HostNuma(node) => ElasticError::HostShort { node, bytes, cause }.into(),
         }

@@ -27,6 +27,16 @@ pub(crate) struct Policy {
     named: Mutex<Vec<(DeviceId, Access)>>,
     /// Counts the changes. Written under the lock.
     version: AtomicU64,
+    /// Chunks of lanes whose access the driver refused to take back after a change that failed.
+    debts: Mutex<Vec<Debt>>,
+}
+
+/// What `accessor` may do with the chunk there is to be what the policy says.
+#[derive(Clone, Copy, Debug)]
+struct Debt {
+    lane: LaneRef,
+    chunk: (u64, u64),
+    accessor: DeviceId,
 }
 
 /// What mappings are granted, and since which version.
@@ -38,7 +48,8 @@ pub(crate) struct Grants {
 
 impl Policy {
     pub(crate) fn new(owner: DeviceId, named: Vec<(DeviceId, Access)>) -> Policy {
-        Policy { owner, named: Mutex::new(named), version: AtomicU64::new(0) }
+        let (version, debts) = (AtomicU64::new(0), Mutex::default());
+        Policy { owner, named: Mutex::new(named), version, debts }
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -67,6 +78,12 @@ impl Policy {
         let mut list = vec![AccessGrant::read_write(self.owner)];
         list.extend(others.map(|(device, access)| grant_of(*device, *access)));
         Grants { list, version: self.version() }
+    }
+
+    /// What `accessor` may do.
+    fn of(&self, accessor: DeviceId) -> Access {
+        let named = self.named.lock();
+        named.iter().find(|(known, _)| *known == accessor).map_or(Access::None, |it| it.1)
     }
 
     /// Sets what `accessor` may do from now on. Returns what it might before.
@@ -109,6 +126,7 @@ pub(crate) fn change(
         places.peers.ensure(places, owner, accessor)?;
     }
     let _alone = places.policy_change.lock();
+    settle_debts(device);
     let before = device.policy.set(accessor, access);
     if before == access {
         return Ok(());
@@ -118,14 +136,55 @@ pub(crate) fn change(
         .and_then(|()| buffers(places, owner, accessor, access));
     if applied.is_err() {
         device.policy.set(accessor, before);
-        if let Err(error) = lanes(device, grant_of(accessor, before)) {
-            vmm_sys::say!(warn, %error, %owner, %accessor, "an access could not be taken back");
-        }
-        if let Err(error) = buffers(places, owner, accessor, before) {
-            vmm_sys::say!(warn, %error, %owner, %accessor, "an access could not be taken back");
-        }
+        restore_lanes(device, accessor);
+        restore_buffers(places, owner, accessor, before);
     }
     applied
+}
+
+/// Takes back what a change that failed has done to lanes. What the driver refuses is tried again: see
+/// [`settle_debts`].
+fn restore_lanes(device: &Device, accessor: DeviceId) {
+    let all = device.lanes.lock().all();
+    let debts = all
+        .into_iter()
+        .flat_map(|lane| placed(lane).into_iter().map(move |chunk| Debt { lane, chunk, accessor }));
+    restore(device, debts.collect());
+}
+
+fn restore(device: &Device, debts: Vec<Debt>) {
+    let mut left = Vec::new();
+    for debt in debts {
+        let Debt { lane, chunk: (address, bytes), accessor } = debt;
+        let grant = grant_of(accessor, device.policy.of(accessor));
+        let set = || device.driver.set_access(address, bytes, &[grant]);
+        let is_there = || placed(lane).contains(&(address, bytes));
+        if is_there()
+            && let Err(error) = Turn::Requester.with(set)
+            && is_there()
+        {
+            tracing::warn!(%error, %accessor, "an access could not be taken back; tried again later");
+            left.push(debt);
+        }
+    }
+    device.policy.debts.lock().extend(left);
+}
+
+/// Tries again what could not be taken back: before the next change, and when the device is trimmed.
+pub(crate) fn settle_debts(device: &Device) {
+    let debts = std::mem::take(&mut *device.policy.debts.lock());
+    restore(device, debts);
+}
+
+/// The same for elastic buffers, which keep their own debts.
+fn restore_buffers(places: &Places, owner: DeviceId, accessor: DeviceId, before: Access) {
+    let all = places.bodies();
+    for body in all.iter().filter(|it| it.home() == owner && it.shape.follows_policy) {
+        // One that has ended meanwhile lets nobody in.
+        if let Ok(operation) = body.operate() {
+            operation.ungrant(accessor, before);
+        }
+    }
 }
 
 /// Grants every chunk that stands in a lane.

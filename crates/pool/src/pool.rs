@@ -308,7 +308,8 @@ impl Pool {
         }
         device.sweep_leaving(Wait::Yes, Turn::Requester);
         device.release_stock(0, Turn::Requester);
-        // What earlier ends could not give back.
+        // What earlier ends and changes could not give back.
+        policy::settle_debts(device);
         Turn::Requester.with(|| retry_failed_drops(&device.driver));
         Ok(before.saturating_sub(device.depot.held_bytes()))
     }

@@ -8,6 +8,7 @@ use vmm_sys::object::Stream;
 use vmm_sys::{DeviceId, ResultCode};
 
 use crate::blocks::Block;
+use crate::caches::Held;
 use crate::coverage::Outcome;
 use crate::faults;
 use crate::graphs::Graph;
@@ -52,12 +53,18 @@ pub(crate) const OPERATIONS: &[(u64, &str)] = &[
     (0, "sleep by tag"),
     (4, "wake"),
     (0, "wake by tag"),
-    (2, "recall"),
+    (4, "recall"),
     (0, "give back"),
     (1, "rebalance"),
     (1, "grant"),
     (0, "revoke"),
     (4, "export"),
+    (8, "use a cache"),
+    (0, "open a sequence"),
+    (0, "append tokens"),
+    (0, "fork a sequence"),
+    (0, "cut a sequence"),
+    (0, "drop a sequence"),
     (2, "hold a stream"),
     (3, "keep a stream busy"),
     (2, "trim"),
@@ -80,6 +87,7 @@ pub(crate) struct Actor {
     pub(crate) graphs: Vec<Graph>,
     pub(crate) parts: Vec<Part>,
     pub(crate) migrations: Vec<Migration>,
+    pub(crate) sequences: Vec<Held>,
 }
 
 impl Actor {
@@ -91,8 +99,8 @@ impl Actor {
         let mut parts: Vec<Part> =
             world.shared.iter().map(|it| Part::new(it.clone(), first, SLOTS_EACH, false)).collect();
         parts.push(Part::new(world.own[number].clone(), 0, SLOTS_EACH, true));
-        let (blocks, graphs, migrations) = (Vec::new(), Vec::new(), Vec::new());
-        Actor { number, world, rng, own, blocks, graphs, parts, migrations }
+        let (blocks, graphs, migrations, sequences) = Default::default();
+        Actor { number, world, rng, own, blocks, graphs, parts, migrations, sequences }
     }
 
     /// Everything, in the order that its seed says.
@@ -133,6 +141,7 @@ impl Actor {
             "rebalance" => self.rebalance(),
             "grant" => self.grant(),
             "export" => self.export(),
+            "use a cache" => self.cache(),
             _ => self.disturb(operation),
         }
     }

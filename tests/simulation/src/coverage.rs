@@ -36,6 +36,7 @@ pub(crate) const FEATURES: &[&str] = &[
     "graphs that write slots",
     "graphs launched after a move",
     "graph memory compared",
+    "tokens compared",
     "contexts lost",
     "guards held over other work",
     "driver calls slowed down",

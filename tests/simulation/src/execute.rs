@@ -6,6 +6,7 @@ use shuttle::thread;
 use vmm_sys::object::{failed_drops, retry_failed_drops};
 
 use crate::actor::Actor;
+use crate::caches::Caches;
 use crate::notes::Notes;
 use crate::rng::Rng;
 use crate::setup::Setup;
@@ -84,6 +85,7 @@ fn end_of_actors(world: &World, actors: &mut [Actor], seed: u64) {
         actors[at].free_block(block);
     }
     for actor in actors.iter_mut() {
+        actor.end_sequences();
         actor.end_graphs();
         actor.free_all();
     }
@@ -108,14 +110,17 @@ fn sound(world: &World) {
     if let Err(wrong) = world.pool.verify() {
         panic!("the pool is not sound: {wrong}");
     }
+    if let Some(Err(wrong)) = world.caches.as_ref().map(Caches::verify) {
+        panic!("a cache is not sound: {wrong}");
+    }
 }
 
 /// The driver has everything again.
 fn end_of_world(world: Arc<World>) {
     let Some(world) = Arc::into_inner(world) else { panic!("somebody has the world still") };
     let has_thread = world.setup.background || world.setup.balance;
-    let World { sim, other, driver, pool, shared, own, streams, notes, .. } = world;
-    drop((shared, own));
+    let World { sim, other, driver, pool, shared, own, caches, streams, notes, .. } = world;
+    drop((shared, own, caches));
     let stats = pool.stats();
     for (device, stats) in &stats.devices {
         assert_eq!((stats.live_bytes, stats.buffers), (0, 0), "{device}: {stats:?}");

@@ -18,7 +18,7 @@ use crate::scheduler::Chances;
 const TWICE_EVERY: u64 = 50;
 /// From so many runs on everything must have happened, and how often in a thousand runs.
 const COVERED_FROM_RUNS: u64 = 200;
-const COVERED_PER_MILLE: u64 = 5;
+const COVERED_PER_MILLE: u64 = 3;
 /// Lines of a failed run's log that are shown.
 const LINES_SHOWN: usize = 120;
 
@@ -40,7 +40,7 @@ pub(crate) fn main() -> ExitCode {
     if failed {
         return ExitCode::FAILURE;
     }
-    let least = coverage.runs * COVERED_PER_MILLE / 1000;
+    let least = (coverage.runs * COVERED_PER_MILLE / 1000).max(1);
     let missing =
         if coverage.runs < COVERED_FROM_RUNS { Vec::new() } else { coverage.missing(least) };
     if !missing.is_empty() {

@@ -74,7 +74,7 @@ impl Setup {
             idle_lane_ms: rng.pick(&[None, Some(20), Some(200)]).filter(|_| background),
             guard,
             host_bytes: rng.chance(600).then(|| if tight { 8 * slot_bytes } else { 1 << 30 }),
-            lends_bytes: (devices > 1 && rng.chance(600)).then(|| slot_bytes * (4 + rng.below(30))),
+            lends_bytes: (devices > 1 && rng.chance(800)).then(|| slot_bytes * (4 + rng.below(30))),
             peers: devices > 1 && rng.chance(400),
             balance: devices > 1 && rng.chance(200),
             scrubs: rng.chance(200),

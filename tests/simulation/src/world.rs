@@ -10,6 +10,7 @@ use vmm_sys::sim::{HoldId, Sim};
 use vmm_sys::{Access, DeviceId, Driver};
 
 use crate::blocks::Block;
+use crate::caches::Caches;
 use crate::notes::Notes;
 use crate::rng::Rng;
 use crate::setup::Setup;
@@ -80,6 +81,7 @@ pub(crate) struct World {
     pub(crate) shared: Vec<Arc<Elastic>>,
     /// And one of its own.
     pub(crate) own: Vec<Arc<Elastic>>,
+    pub(crate) caches: Option<Caches>,
     pub(crate) notes: Arc<Notes>,
     pub(crate) clock_ms: Arc<AtomicU64>,
     exchange: Mutex<Vec<Block>>,
@@ -109,6 +111,7 @@ impl World {
             (0..shares).map(|at| make(format!("shared {at}"), owners * SLOTS_EACH)).collect();
         let own = (0..owners).map(|at| make(format!("own {at}"), SLOTS_EACH)).collect();
         let other = setup.other_process();
+        let caches = rng.chance(500).then(|| Caches::new(&setup, &pool, &driver, &mut rng));
         World {
             sim,
             driver,
@@ -117,6 +120,7 @@ impl World {
             streams,
             shared,
             own,
+            caches,
             notes,
             clock_ms,
             exchange: Mutex::default(),

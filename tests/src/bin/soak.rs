@@ -18,16 +18,15 @@ const USAGE: &str = "usage: soak [--driver cuda|sim] [--devices N] [--minutes N 
 
 struct Arguments {
     options: Options,
-    /// Given or not: it depends on the driver otherwise.
+    /// Given or not.
     memory_bytes: Option<u64>,
     allowance_bytes: Option<u64>,
     child: Option<Address>,
     json: Option<String>,
 }
 
-/// What pools may own of a device, unless it is said.
-const GPU_BYTES: u64 = 16 << 30;
-const SIM_BYTES: u64 = 1 << 30;
+/// What pools may own of a device, unless it is said: so little that it is short now and then.
+const MEMORY_BYTES: u64 = 1 << 30;
 /// How much host memory may come, unless it is said.
 const GPU_ALLOWANCE_BYTES: u64 = 64 << 20;
 const SIM_ALLOWANCE_BYTES: u64 = 512 << 20;
@@ -82,11 +81,11 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Arguments, Strin
             _ => return Err(format!("{name}: {USAGE}")),
         }
     }
-    let (memory, allowance) = match options.choice {
-        DriverChoice::Cuda => (GPU_BYTES, GPU_ALLOWANCE_BYTES),
-        DriverChoice::Sim => (SIM_BYTES, SIM_ALLOWANCE_BYTES),
+    let allowance = match options.choice {
+        DriverChoice::Cuda => GPU_ALLOWANCE_BYTES,
+        DriverChoice::Sim => SIM_ALLOWANCE_BYTES,
     };
-    options.memory_bytes = all.memory_bytes.unwrap_or(memory);
+    options.memory_bytes = all.memory_bytes.unwrap_or(MEMORY_BYTES);
     options.allowance_bytes = all.allowance_bytes.unwrap_or(allowance);
     let each = options.quiet == Length::Operations(0);
     if each || options.devices == 0 || options.threads == 0 || options.streams < options.devices {
@@ -143,7 +142,7 @@ mod tests {
         let parse = |words: &str| parse(words.split_whitespace().map(str::to_owned));
         let all = parse("--driver sim --operations 7 --quiet-operations 3 --seed 5").unwrap();
         assert_eq!(all.options.length, Length::Operations(7));
-        assert_eq!((all.options.seed, all.options.memory_bytes), (5, SIM_BYTES));
+        assert_eq!((all.options.seed, all.options.memory_bytes), (5, MEMORY_BYTES));
         let all = parse("--minutes 2 --memory 99 --json out").unwrap();
         assert_eq!(all.options.length, Length::Time(Duration::from_secs(120)));
         assert_eq!((all.options.memory_bytes, all.json.as_deref()), (99, Some("out")));

@@ -14,17 +14,15 @@ use vmm_sys::Call;
 use super::blocks;
 use super::elastic;
 use super::kv;
-use super::os::Process;
+use super::os::{Process, give_back_free_memory};
 use super::sharing;
 use super::sleep;
 use super::trouble::{Step, Trouble};
 use super::worker::Worker;
-use super::world::{BARE, HIGH_BYTES, KEPT, World, lock};
+use super::world::{BARE, DRIVER_BYTES, HIGH_BYTES, KEPT, World, lock};
 
 /// How long memory may take to come back: the pool's thread looks by itself.
 const SETTLE: Duration = Duration::from_secs(30);
-/// What the driver may take for itself on a device, beside what the pools hold.
-const DRIVER_BYTES: u64 = 64 << 20;
 /// What was left at each quiet point.
 #[derive(Default)]
 pub(super) struct Marks {
@@ -191,6 +189,7 @@ fn look(world: &World, settled_ms: u64) -> Result<Mark, String> {
     let count = |more, less| calls.of(more).saturating_sub(calls.of(less));
     let hosts = world.pools.iter().flat_map(|pool| pool.stats().hosts);
     let host_bytes: u64 = hosts.map(|host| host.held_bytes).sum();
+    give_back_free_memory();
     let process = Process::now();
     let mut mark = Mark {
         fixed: Fixed {

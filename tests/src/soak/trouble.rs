@@ -3,7 +3,7 @@
 use std::fmt;
 
 use vmm_kv::KvError;
-use vmm_pool::{ElasticError, Error};
+use vmm_pool::{ElasticError, Error, Place};
 use vmm_share::ShareError;
 use vmm_sys::DriverError;
 
@@ -45,6 +45,10 @@ impl From<Error> for Trouble {
             Error::Elastic(ElasticError::Asleep) => Trouble::Refused("asleep"),
             Error::Elastic(ElasticError::InUse { .. }) => Trouble::Refused("in use"),
             Error::Elastic(ElasticError::StillUsed { .. }) => Trouble::Refused("still used"),
+            // A pool may have no memory of the host.
+            Error::Elastic(ElasticError::UnknownPlace { place: Place::HostNuma(_) }) => {
+                Trouble::Refused("no memory of the host")
+            }
             // A move that nobody had begun when its buffer ended.
             Error::Elastic(ElasticError::Ended) => Trouble::Refused("ended"),
             Error::Elastic(ElasticError::UnknownTag { .. }) => Trouble::Refused("no such tag"),

@@ -1,12 +1,15 @@
 //! What the threads of a soak share.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Instant;
 
 use vmm_pool::{Balance, Budget, Lane, Place, Pool, PoolBuilder};
-use vmm_sys::object::Stream;
-use vmm_sys::{Access, DeviceId, Driver};
+use vmm_sys::object::{Chunk, Mapping, Range, Stream, failed_drops, retry_failed_drops};
+use vmm_sys::{
+    Access, AccessGrant, ChunkProps, DeviceId, Driver, DriverResult, HandleTypes, Location,
+};
 
 use super::blocks::Block;
 use super::board::Board;
@@ -215,10 +218,39 @@ impl World {
 
     /// Drops everything, and looks that it is gone.
     pub(super) fn end(self) -> Result<(), String> {
-        let World { machine, captured, tracks, pools, board, .. } = self;
+        let World { machine, captured, tracks, pools, board, free_before, .. } = self;
         drop((captured, tracks, pools, board));
-        machine.check_clean()
+        if machine.sim().is_ok() {
+            return machine.check_clean();
+        }
+        let left = retry_failed_drops(machine.driver());
+        if left > 0 {
+            return Err(format!("{left} kept back: {:?}", failed_drops(machine.driver())));
+        }
+        for (device, before) in machine.devices().zip(free_before) {
+            let info = machine.driver().mem_info(device).map_err(|error| error.to_string())?;
+            if info.free_bytes + DRIVER_BYTES < before {
+                let free = info.free_bytes;
+                return Err(format!("{device}: {before} bytes free before, {free} in the end"));
+            }
+        }
+        Ok(())
     }
+}
+
+/// What the driver may come to take of a device for itself: for graphs, streams and code.
+pub(super) const DRIVER_BYTES: u64 = 64 << 20;
+
+/// Whether memory of the host can be exported and imported: not every driver may know how.
+fn host_is_exportable(driver: &Arc<dyn Driver>, granule: u64) -> DriverResult<()> {
+    let location = Location::HostNuma(0);
+    let props = ChunkProps { location, handle_types: HandleTypes::POSIX_FD, rdma: false };
+    let descriptor = Chunk::create(driver, granule, &props)?.export_fd()?;
+    let chunk = Chunk::import_fd(driver, descriptor.as_fd(), granule, &props)?;
+    let range = Range::reserve(driver, granule, 0, 0)?;
+    let mapping = Mapping::map(&range, 0, Arc::new(chunk))?;
+    mapping.set_access(&[AccessGrant::read_write(DeviceId(0))])?;
+    range.read(DeviceId(0), 0, &mut [0; 4])
 }
 
 impl Slot {
@@ -271,10 +303,16 @@ fn kept(machine: &Machine, options: &Options) -> PoolBuilder {
 }
 
 fn bare(machine: &Machine, options: &Options) -> PoolBuilder {
-    over_all(machine)
+    let builder = over_all(machine)
         .limit_bytes(options.memory_bytes / 4)
         .background(false)
         .soft_limit(None)
-        .exportable(true)
-        .host_memory(0, options.memory_bytes / 8, 0)
+        .exportable(true);
+    match host_is_exportable(machine.driver(), machine.granularity_bytes()) {
+        Ok(()) => builder.host_memory(0, options.memory_bytes / 8, 0),
+        Err(error) => {
+            println!("no exportable memory of the host: {error}");
+            builder
+        }
+    }
 }

@@ -157,6 +157,7 @@ impl<'a> Job<'a> {
             soft_limit: args.soft_limit.0,
             idle_lanes: args.idle_lane_ms,
             debug_mode: args.debug,
+            background: None,
         };
         // The pool knows best which settings fit this device. Asked once, before anything runs.
         options.build(&choice.driver, device).map_err(Failure::refused)?;

@@ -25,6 +25,9 @@ pub struct PoolOptions {
     pub idle_lanes: IdleLanes,
     /// Whether stray writes are looked for.
     pub debug_mode: DebugMode,
+    /// Whether the pool has its thread, whose calls come when they come. `None`: on a GPU, and not on
+    /// the simulated device, where a replay makes the same calls each time.
+    pub background: Option<bool>,
 }
 
 impl Default for PoolOptions {
@@ -35,6 +38,7 @@ impl Default for PoolOptions {
             soft_limit: Some(0.01),
             idle_lanes: IdleLanes::Auto,
             debug_mode: DebugMode::Off,
+            background: None,
         }
     }
 }
@@ -89,8 +93,8 @@ impl PoolOptions {
             (IdleLanes::Auto, DriverKind::Sim) => builder.idle_lane_ms(None),
             (IdleLanes::After(ms), _) => builder.idle_lane_ms(ms),
         };
-        // Without the thread a replay on the simulated device makes the same calls each time.
-        builder.background(driver.kind() == DriverKind::Cuda).build()
+        let usual = driver.kind() == DriverKind::Cuda;
+        builder.background(self.background.unwrap_or(usual)).build()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The heap from outside: against a slow model, over traces, and what it allocates on the host.
 
+mod answers;
 mod operations;
 mod shadow;
 mod trace;

@@ -102,10 +102,8 @@ impl Sequence {
             // Tokens of it that are there already need no place.
             let need = Need { tokens: geometry.tokens_in(1), bytes: geometry.bytes(1) };
             core.with_room(need, |_| {
-                for range in geometry.ranges(self.number, chunk..chunk + 1) {
-                    core.memory.buffer.unshare(range, PATIENCE)?;
-                }
-                Ok(())
+                let ranges = geometry.ranges(self.number, chunk..chunk + 1);
+                core.memory.buffer.unshare_all(ranges, PATIENCE).map(drop)
             })?;
         }
         core.books().links.unlink_one(self.number, chunk);

@@ -7,7 +7,6 @@ mod rng;
 
 mod ahead;
 mod blocks;
-mod faults;
 mod forks;
 mod model;
 mod packing;

@@ -78,6 +78,31 @@ impl Operation<'_> {
         Ok(())
     }
 
+    /// Undoes [`Operation::set`]: what `device` may do is what it might before, and what the driver
+    /// refuses of that is tried again before the next operation.
+    pub(crate) fn unset(&self, device: DeviceId, before: Access) {
+        let body = self.0;
+        let slots: Vec<u32> = {
+            let mut state = body.state();
+            let now = match before {
+                Access::None => state.access.remove(&device),
+                _ => state.access.insert(device, before),
+            };
+            if now.unwrap_or(Access::None) == before {
+                return;
+            }
+            state.pieces.keys().copied().collect()
+        };
+        slots.into_iter().for_each(|slot| self.restore_access(slot, grant_of(device, before)));
+    }
+
+    /// Undoes [`Operation::grant`] of the pool's policy.
+    pub(crate) fn ungrant(&self, device: DeviceId, before: Access) {
+        if device != self.0.home() && !self.0.state().own_words.contains(&device) {
+            self.unset(device, before);
+        }
+    }
+
     /// Makes sure that everybody who has access can use memory of `place`.
     pub(super) fn reach(&self, place: Place) -> Result<(), Error> {
         let places = &self.0.places;

@@ -255,11 +255,7 @@ impl Operation<'_> {
                 Ok(moved)
             }
             Err(error) => {
-                for (device, had) in before.into_iter().rev() {
-                    if let Err(error) = self.set(device, had) {
-                        vmm_sys::say!(warn, %error, %device, "an access could not be taken back");
-                    }
-                }
+                before.into_iter().rev().for_each(|(device, had)| self.unset(device, had));
                 Err(error)
             }
         }

@@ -10,6 +10,7 @@ use super::body::{Body, Operation};
 use super::growth::Lenders;
 use super::recall::Ways;
 use super::terms::{Target, Terms};
+use crate::obstacle;
 use crate::place::Place;
 use crate::places::{Places, Site};
 use crate::request::Request;
@@ -50,6 +51,7 @@ pub(crate) fn help(places: &Places, here: Place, way: Way, request: &Request) ->
         let returned = operation.give_back(here, missing_bytes, ways, Duration::ZERO);
         if let Some((bytes, error)) = returned.refused {
             vmm_sys::say!(debug, bytes, %error, "borrowed memory is not given back");
+            obstacle::note_of(&error);
         }
         Some(returned.home_bytes + returned.host_bytes)
     };
@@ -90,7 +92,7 @@ impl Operation<'_> {
             let is_loan = site.place != Place::Device(body.home());
             let ready = if is_loan { self.lends(&site) } else { self.ready_slots(site.place) };
             let count = ready.min(slots.len());
-            if count == 0 || self.reach(site.place).is_err() {
+            if count == 0 || self.reach(site.place).inspect_err(obstacle::note_of).is_err() {
                 continue;
             }
             let going = slots[slots.len() - count..].iter();
@@ -102,7 +104,8 @@ impl Operation<'_> {
                     moved += self.bytes_of(chunks.gone());
                 }
                 Err(error) => {
-                    vmm_sys::say!(debug, %error, to = %site.place, "a buffer is not moved")
+                    vmm_sys::say!(debug, %error, to = %site.place, "a buffer is not moved");
+                    obstacle::note_of(&error);
                 }
             }
         }

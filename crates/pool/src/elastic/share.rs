@@ -4,7 +4,7 @@
 //! last of them has lost it. Whatever moves a slot gives it a chunk of its own, and the others keep
 //! theirs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -61,11 +61,26 @@ impl ElasticBuffer {
     /// # Errors
     /// As [`ElasticBuffer::migrate`].
     pub fn unshare(&self, range: Range<u64>, patience: Duration) -> Result<Moved, Error> {
-        let bytes = range.end.saturating_sub(range.start);
-        let slots = self.body.slots_over(range.start, bytes)?;
+        self.unshare_all([range], patience)
+    }
+
+    /// As [`ElasticBuffer::unshare`], the chunks of several ranges in one move.
+    ///
+    /// # Errors
+    /// As [`ElasticBuffer::migrate`].
+    pub fn unshare_all(
+        &self,
+        ranges: impl IntoIterator<Item = Range<u64>>,
+        patience: Duration,
+    ) -> Result<Moved, Error> {
+        let mut slots = BTreeSet::new();
+        for range in ranges {
+            let bytes = range.end.saturating_sub(range.start);
+            slots.extend(self.body.slots_over(range.start, bytes)?);
+        }
         let operation = self.body.operate()?;
         self.body.check_awake()?;
-        operation.unshare(slots, patience)
+        operation.unshare(&slots, patience)
     }
 }
 
@@ -215,11 +230,12 @@ impl Operation<'_> {
         generation
     }
 
-    fn unshare(&self, slots: Range<u32>, patience: Duration) -> Result<Moved, Error> {
+    fn unshare(&self, slots: &BTreeSet<u32>, patience: Duration) -> Result<Moved, Error> {
         let targets = {
             let state = self.0.state();
             let mut seen: HashMap<*const Footing, usize> = HashMap::new();
-            let shared = state.pieces.range(slots).filter(|(_, it)| it.is_shared());
+            let standing = slots.iter().filter_map(|slot| state.pieces.get_key_value(slot));
+            let shared = standing.filter(|(_, it)| it.is_shared());
             let others = shared.filter(|(_, it)| {
                 let seen = seen.entry(Arc::as_ptr(&it.footing)).or_default();
                 *seen += 1;

@@ -10,6 +10,7 @@ use vmm_sys::{CaptureStatus, DeviceId, DriverError, DriverResult, ResultCode, St
 
 use crate::capture;
 use crate::events::Events;
+use crate::obstacle;
 
 /// The condition after which memory is free of its last users on one stream.
 #[derive(Clone, Debug)]
@@ -148,10 +149,13 @@ impl Pending {
         if self.0.is_empty() {
             return false;
         }
-        let Ok(_relaxed) = RelaxedCapture::enter(&events.driver) else { return false };
+        let Ok(_relaxed) = RelaxedCapture::enter(&events.driver).inspect_err(obstacle::note) else {
+            return false;
+        };
         for recorded in &self.0 {
             if let Err(error) = recorded.event.wait() {
                 vmm_sys::say!(debug, %error, "a gate could not be waited for; its memory stays");
+                obstacle::note(&error);
             }
         }
         true
@@ -165,6 +169,7 @@ pub(crate) fn record(events: &Events, stream: Stream) -> Gate {
         Ok(None) => Gate::Unrecorded(stream),
         Err(error) => {
             vmm_sys::say!(debug, %error, ?stream, "a gate could not be recorded; tried again later");
+            obstacle::note_of(&error);
             Gate::Unrecorded(stream)
         }
     }
@@ -249,6 +254,7 @@ impl<'a> Asker<'a> {
             Ok(false) => Answer::Pending,
             Err(error) => {
                 vmm_sys::say!(debug, %error, "a gate could not be asked; its memory stays in limbo");
+                obstacle::note(&error);
                 if is_lost(&error) { Answer::Lost } else { Answer::Pending }
             }
         };

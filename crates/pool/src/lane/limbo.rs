@@ -11,6 +11,7 @@ use super::gate::{Asker, Gate, Pending, record};
 use super::wreck::AtDriver;
 use super::{LaneCell, retire};
 use crate::device::Device;
+use crate::obstacle;
 use crate::sync::thread;
 use crate::turn::Turn;
 
@@ -264,7 +265,7 @@ fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
     let mut in_hand = InHand { device: &device, parked, retired };
     let (mut free, mut refused, mut vacant) = (Vec::new(), Vec::new(), Vec::new());
     // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
-    match RelaxedCapture::enter(&device.driver) {
+    match RelaxedCapture::enter(&device.driver).inspect_err(obstacle::note) {
         Ok(_relaxed) => {
             let mut asker = Asker::new(&device.events);
             in_hand.parked.retain_mut(|entry| {
@@ -303,6 +304,7 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
         }
         Err((mapping, error)) => {
             vmm_sys::say!(warn, %error, "a retired mapping could not be unmapped; tried again later");
+            obstacle::note(&error);
             Err(Retired { mapping, first_slot, slots, gates })
         }
     }

@@ -24,7 +24,8 @@ pub(super) fn out_of_memory(lane: &Lane, request: &Request, cause: Option<Driver
         may_wait: request.may_wait(),
     };
     let largest_bytes = largest_bytes(lane, request, room_bytes);
-    Error::OutOfMemory(Box::new(OutOfMemory::new(device, asked, largest_bytes, info, cause)))
+    let facts = OutOfMemory::new(device, asked, largest_bytes, info, cause).hindered();
+    Error::OutOfMemory(Box::new(facts))
 }
 
 /// The largest request like `request` that would succeed now; `None` if the lane is closed.

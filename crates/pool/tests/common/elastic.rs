@@ -8,6 +8,8 @@ use vmm_sys::object::Stream;
 use vmm_sys::sim::{FaultPlan, HoldId, Link, Sim, SimBuilder};
 use vmm_sys::{Access, DeviceId, Driver, Location, ResultCode};
 
+use super::still;
+
 pub(crate) const G: u64 = 2 << 20;
 
 pub(crate) struct Machine {
@@ -24,7 +26,7 @@ pub(crate) fn machine(
 ) -> Machine {
     let sim = sim(Sim::builder().devices(devices as usize)).build();
     let driver: Arc<dyn Driver> = sim.clone();
-    let mut builder = Pool::builder(driver.clone()).background(false);
+    let mut builder = Pool::builder(driver.clone()).background(false).clock(still);
     for device in 0..devices {
         builder = builder.device(DeviceId(device));
     }

@@ -6,6 +6,7 @@
 mod common;
 
 mod access;
+mod answers;
 mod balance;
 mod borrow;
 mod copy;

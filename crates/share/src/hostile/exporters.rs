@@ -22,7 +22,10 @@ use crate::socket::{Received, message_room, receive, wait};
 use crate::wire::{Frame, Home, Message, Ordering, PieceEntry};
 
 const G: u64 = 2 << 20;
-const PATIENCE: Duration = Duration::from_millis(150);
+/// For answers that come, on a slow machine too.
+const LONG: Duration = Duration::from_secs(20);
+/// For those that do not.
+const SHORT: Duration = Duration::from_millis(150);
 
 type Reply = Option<(Vec<u8>, Vec<OwnedFd>)>;
 
@@ -108,13 +111,14 @@ fn faithful(exporter: &Faithful, frame: &Frame) -> Reply {
 
 /// What an importer says that opens what this exporter offers. Nothing may be left of it.
 fn outcome(
+    patience: Duration,
     reply: impl FnMut(&Faithful, &Frame) -> Reply + Send + 'static,
 ) -> Result<(), ShareError> {
     let address = address();
     let server = serve(&address, reply);
     let sim = Sim::builder().build();
     let driver: Arc<dyn Driver> = sim.clone();
-    let options = ImporterOptions::new(driver).timeout(PATIENCE);
+    let options = ImporterOptions::new(driver).timeout(patience);
     let opened = Importer::connect(&address, options).and_then(|importer| {
         let import = importer.open("anything", Access::Read)?;
         assert_eq!((import.check(), import.bytes()), (ImportState::Current, 2 * G));
@@ -151,7 +155,16 @@ fn spoilt(
     which: At,
     bad: impl Fn(&Faithful, &Frame) -> Reply + Send + 'static,
 ) -> Result<(), ShareError> {
-    outcome(move |exporter, frame| match at(&frame.message) == which {
+    spoilt_within(LONG, which, bad)
+}
+
+/// The same, of an importer that waits so long for each answer.
+fn spoilt_within(
+    patience: Duration,
+    which: At,
+    bad: impl Fn(&Faithful, &Frame) -> Reply + Send + 'static,
+) -> Result<(), ShareError> {
+    outcome(patience, move |exporter, frame| match at(&frame.message) == which {
         true => bad(exporter, frame),
         false => faithful(exporter, frame),
     })
@@ -159,7 +172,7 @@ fn spoilt(
 
 #[test]
 fn a_faithful_exporter_is_believed() {
-    outcome(faithful).unwrap();
+    outcome(LONG, faithful).unwrap();
 }
 
 #[test]
@@ -190,12 +203,12 @@ fn garbage_other_versions_and_answers_cut_short_are_refused_at_each_step() {
 #[test]
 fn silence_and_a_sudden_end_are_told_at_each_step() {
     for which in ALL {
-        let silent = spoilt(which, |_, _| Some((Vec::new(), Vec::new())));
+        let silent = spoilt_within(SHORT, which, |_, _| Some((Vec::new(), Vec::new())));
         assert!(matches!(silent, Err(ShareError::Timeout { .. })), "{which:?}: {silent:?}");
         let ended = spoilt(which, |_, _| None);
         assert!(matches!(ended, Err(ShareError::OwnerGone { .. })), "{which:?}: {ended:?}");
         // The answer to another question is passed over, and then nothing comes.
-        let stale = spoilt(which, |exporter, frame| {
+        let stale = spoilt_within(SHORT, which, |exporter, frame| {
             let stale = Frame { request: frame.request + 1000, message: frame.message.clone() };
             faithful(exporter, &stale)
         });
@@ -215,7 +228,7 @@ fn descriptors_too_many_or_too_few_are_refused_at_each_step() {
             });
             assert!(matches!(more, Err(ShareError::Protocol { .. })), "{which:?}: {more:?}");
             // The last of them is closed when there is an end.
-            assert!(wait(&reader, PollFlags::IN, Instant::now() + PATIENCE).unwrap());
+            assert!(wait(&reader, PollFlags::IN, Instant::now() + LONG).unwrap());
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         }
         if most > 0 {
@@ -321,7 +334,7 @@ fn counts_that_promise_too_much_are_refused() {
 #[test]
 fn an_exporter_that_changes_for_ever_is_given_up() {
     for which in [At::Describe, At::Fetch] {
-        let changing = spoilt(which, |_, frame| {
+        let changing = spoilt_within(SHORT, which, |_, frame| {
             let (reason, text) = (Refusal::Changed, "again".to_owned());
             let message = Message::Refused { reason, text };
             Some((Frame { request: frame.request, message }.encode(), Vec::new()))

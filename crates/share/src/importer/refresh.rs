@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use vmm_sys::object::retry_failed_drops;
+
 use super::body::Body;
 use super::fetch;
 use super::layout::{self, Layout};
@@ -61,6 +63,8 @@ impl Body {
         chunks: &fetch::Chunks,
         (deadline, patience): (Instant, Duration),
     ) -> Result<Refreshed, ShareError> {
+        // What an earlier try could not take down may stand where memory comes.
+        retry_failed_drops(&self.shared.driver);
         let missing = || ShareError::NotMapped { step: STEP, offset: 0, bytes: 0 };
         let (leaving, coming) = self.difference(layout).ok_or_else(missing)?;
         let more = match &*self.space.lock() {

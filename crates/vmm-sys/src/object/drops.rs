@@ -7,9 +7,9 @@ use super::chunk::Receipt;
 use crate::call::Call;
 use crate::caught::caught;
 use crate::driver::Driver;
-use crate::error::{DriverError, DriverResult};
+use crate::error::{DriverError, DriverResult, ResultCode};
 use crate::sync::{Mutex, global};
-use crate::types::{ChunkHandle, DeviceId, PinnedAddress};
+use crate::types::{ChunkHandle, DeviceId, EventHandle, PinnedAddress, StreamHandle};
 
 /// Something the driver refused to take back, with what it hangs on.
 pub(crate) enum Leftover {
@@ -21,6 +21,10 @@ pub(crate) enum Leftover {
     Mapping { address: u64, bytes: u64, _keeps: (Arc<super::Chunk>, super::Range) },
     /// Page-locked host memory, and the device in whose context it was allocated.
     Pinned(DeviceId, PinnedAddress),
+    /// A stream that was made here; contexts have room for few.
+    Stream(DeviceId, StreamHandle),
+    /// An event.
+    Event(DeviceId, EventHandle),
 }
 
 struct Failed {
@@ -41,6 +45,8 @@ impl Leftover {
             Leftover::Range(..) => Call::MemAddressFree,
             Leftover::Mapping { .. } => Call::MemUnmap,
             Leftover::Pinned(..) => Call::MemFreeHost,
+            Leftover::Stream(..) => Call::StreamDestroy,
+            Leftover::Event(..) => Call::EventDestroy,
         };
         caught(call, || match self {
             // SAFETY: the reference was owned by the object that was dropped and by nothing since.
@@ -50,7 +56,21 @@ impl Leftover {
             // SAFETY: the memory was owned by the object that was dropped, after its last use, and
             // by nothing since.
             Leftover::Pinned(device, address) => unsafe { driver.host_free(*device, *address) },
+            // SAFETY: the handle was owned by the object that was dropped and by nothing since; work
+            // enqueued goes on.
+            Leftover::Stream(device, stream) => unsafe { driver.stream_destroy(*device, *stream) },
+            // SAFETY: as above.
+            Leftover::Event(device, event) => unsafe { driver.event_destroy(*device, *event) },
         })
+    }
+
+    /// Whether it is gone although the driver answered so: what belongs to a context goes with it, and
+    /// a second try could meet the handle of somebody else.
+    fn went_with(&self, error: &DriverError) -> bool {
+        let of_context = matches!(self, Leftover::Stream(..) | Leftover::Event(..));
+        let context_is_gone =
+            matches!(error.code(), ResultCode::INVALID_HANDLE | ResultCode::INVALID_CONTEXT);
+        error.is_driver_gone() || of_context && (error.is_sticky() || context_is_gone)
     }
 }
 
@@ -71,10 +91,11 @@ pub(crate) fn give_back_or_keep(driver: &Arc<dyn Driver>, leftover: Leftover) {
         _ => leftover.give_back(&**driver),
     };
     if let Err(error) = given {
-        if error.is_driver_gone() {
+        if leftover.went_with(&error) {
+            crate::say!(debug, %error, "gone with its context");
             return;
         }
-        crate::say!(warn, %error, "the driver refused to take memory back; kept for a later try");
+        crate::say!(warn, %error, "the driver refused to take something back; kept for a later try");
         FAILED.lock().push(Failed { driver: driver.clone(), leftover, error });
     }
 }
@@ -102,4 +123,34 @@ pub fn retry_failed_drops(driver: &Arc<dyn Driver>) -> usize {
         give_back_or_keep(&driver, leftover);
     }
     FAILED.lock().iter().filter(|f| same_driver(&f.driver, driver)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Event, Stream};
+    use super::*;
+    use crate::sim::{FaultPlan, Sim};
+
+    #[test]
+    fn a_stream_and_an_event_that_the_driver_does_not_take_back_are_kept() {
+        let sim = Sim::builder().build();
+        let driver: Arc<dyn Driver> = sim.clone();
+        let make = || {
+            let device = DeviceId(0);
+            (Stream::create(&driver, device).unwrap(), Event::create(&driver, device).unwrap())
+        };
+        let made = make();
+        sim.inject(FaultPlan::fail(ResultCode::UNKNOWN));
+        drop(made);
+        assert_eq!(failed_drops(&driver).len(), 2);
+        sim.clear_faults();
+        assert_eq!(retry_failed_drops(&driver), 0);
+        sim.check_clean().unwrap();
+        // What went with its context is not tried again: its handle may be another's by then.
+        let made = make();
+        sim.reset_context(DeviceId(0));
+        drop(made);
+        assert_eq!(failed_drops(&driver), []);
+        sim.check_clean().unwrap();
+    }
 }

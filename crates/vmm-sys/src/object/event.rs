@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Stream;
 use crate::call::Call;
 use crate::caught::caught;
+use super::drops::{Leftover, give_back_or_keep};
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::types::{DeviceId, EventHandle, IpcEventHandle};
@@ -107,16 +108,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.driver.is_gone() {
-            return;
-        }
-        // SAFETY: `self` owns the handle and is gone after this. An error leaves a few bytes of
-        // the driver's own memory, nothing that could be given back later.
-        let destroy = || unsafe { self.driver.event_destroy(self.device, self.handle) };
-        let result = caught(Call::EventDestroy, destroy);
-        if let Err(error) = result {
-            crate::say!(debug, %error, "an event could not be destroyed");
-        }
+        give_back_or_keep(&self.driver, Leftover::Event(self.device, self.handle));
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Event;
+use super::drops::{Leftover, give_back_or_keep};
 use super::thread::ThreadKey;
 use crate::call::Call;
 use crate::caught::caught;
@@ -50,14 +51,8 @@ impl fmt::Debug for Stream {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.owned || self.driver.is_gone() {
-            return;
-        }
-        // SAFETY: `self` owns the handle and is gone after this; work enqueued goes on.
-        let destroy = || unsafe { self.driver.stream_destroy(self.device, self.handle) };
-        let result = caught(Call::StreamDestroy, destroy);
-        if let Err(error) = result {
-            crate::say!(debug, %error, "a stream could not be destroyed");
+        if self.owned {
+            give_back_or_keep(&self.driver, Leftover::Stream(self.device, self.handle));
         }
     }
 }

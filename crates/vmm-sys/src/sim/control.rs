@@ -94,6 +94,12 @@ impl Sim {
         self.state.lock().faults.clear();
     }
 
+    /// The calls that plans failed or delayed since [`Sim::clear_faults`], in order. A plan that delays
+    /// every call by nothing so tells what calls a piece of work makes.
+    pub fn faults_hit(&self) -> Vec<Call> {
+        self.state.lock().faults.hit().to_vec()
+    }
+
     /// How many calls were failed or delayed by plans so far.
     pub fn faults_fired(&self) -> u64 {
         self.state.lock().faults.fired()

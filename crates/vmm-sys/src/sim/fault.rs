@@ -203,12 +203,14 @@ pub(super) struct Faults {
     fired: u64,
     /// The same by call and code; without a code, calls that were only slow.
     fired_by: BTreeMap<(Call, Option<u32>), u64>,
+    /// The calls that were spoilt since the plans were cleared.
+    hit: Vec<Call>,
 }
 
 impl Faults {
     pub(super) fn new(seed: u64) -> Faults {
-        let (plans, fired_by) = (Vec::new(), BTreeMap::new());
-        Faults { plans, last_id: 0, random: seed, fired: 0, fired_by }
+        let (plans, fired_by, hit) = (Vec::new(), BTreeMap::new(), Vec::new());
+        Faults { plans, last_id: 0, random: seed, fired: 0, fired_by, hit }
     }
 
     pub(super) fn install(&mut self, plan: FaultPlan) -> FaultId {
@@ -224,6 +226,7 @@ impl Faults {
 
     pub(super) fn clear(&mut self) {
         self.plans.clear();
+        self.hit.clear();
     }
 
     /// How many calls were spoilt so far.
@@ -237,11 +240,17 @@ impl Faults {
         each.map(|((call, code), count)| (*call, code.map(ResultCode), *count)).collect()
     }
 
+    /// The calls that were spoilt since the plans were cleared, in order.
+    pub(super) fn hit(&self) -> &[Call] {
+        &self.hit
+    }
+
     pub(super) fn consult(&mut self, call: Call) -> Verdict {
         let mut verdict = Verdict::default();
         if self.plans.is_empty() {
             return verdict;
         }
+        let fired = self.fired;
         for (_, plan) in &mut self.plans {
             if plan.call.is_some_and(|wanted| wanted != call) || plan.times == Some(0) {
                 continue;
@@ -268,6 +277,9 @@ impl Faults {
                 Effect::DelayVirtual(nanos) => verdict.delay_ns += nanos,
                 Effect::DelayReal(delay) => verdict.real_delay += *delay,
             }
+        }
+        if self.fired > fired {
+            self.hit.push(call);
         }
         verdict
     }
@@ -307,6 +319,9 @@ mod tests {
         assert_eq!(faults.fired(), 6);
         let by = faults.fired_by();
         assert_eq!(by, [(Call::MemMap, Some(CODE), 6)]);
+        assert_eq!(faults.hit(), [Call::MemMap; 6]);
+        faults.clear();
+        assert_eq!((faults.fired(), faults.hit()), (6, &[][..]));
     }
 
     #[test]

@@ -65,6 +65,7 @@ static inline int ordinal_of(CUdevice device) { return device - 1000; }
 
 // ---- log ----
 unsigned note(const char *name, const char *format, ...);
+void *fake_make(size_t bytes);
 // Notes a call, and leaves the function if it was told to fail.
 #define NOTE(...) NOTE_(__func__, __VA_ARGS__, "")
 #define NOTE_(name, format, ...) \

@@ -7,13 +7,13 @@ static unsigned long long next_id = 10;
 static CUresult need_context(void) { return current && current->device < 100 ? 0 : 201; }
 CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes) {
   NOTE(" %zu", bytes);
-  *at = (CUdeviceptr)calloc(1, bytes);
+  *at = (CUdeviceptr)fake_make(bytes);
   return need_context();
 }
 CUresult cuMemFree_v2(CUdeviceptr at) { NOTE(""); free((void *)at); return need_context(); }
 CUresult cuMemAllocAsync(CUdeviceptr *at, size_t bytes, CUstream stream) {
   NOTE(" %zu stream %llu", bytes, stream->id);
-  *at = (CUdeviceptr)calloc(1, bytes);
+  *at = (CUdeviceptr)fake_make(bytes);
   return need_context();
 }
 CUresult cuMemFreeAsync(CUdeviceptr at, CUstream stream) {
@@ -33,7 +33,7 @@ CUresult cuMemPoolSetAttribute(void *pool, int attribute, void *value) {
 }
 CUresult cuMemHostAlloc(void **place, size_t bytes, unsigned flags) {
   NOTE(" %zu %u", bytes, flags);
-  *place = malloc(bytes);
+  *place = fake_make(bytes);
   memset(*place, 0xee, bytes);
   return need_context();
 }
@@ -95,7 +95,7 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUst
 CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
   NOTE(" %u", flags);
   if (need_context()) return 201;
-  *stream = calloc(1, sizeof **stream);
+  *stream = fake_make(sizeof **stream);
   (*stream)->device = current->device;
   (*stream)->id = next_id++;
   return 0;
@@ -124,7 +124,7 @@ CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr at, unsigned value,
 CUresult cuEventCreate(CUevent *event, unsigned flags) {
   NOTE(" %u", flags);
   if (need_context()) return 201;
-  *event = calloc(1, sizeof **event);
+  *event = fake_make(sizeof **event);
   (*event)->device = current->device;
   return 0;
 }
@@ -136,7 +136,7 @@ CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event) {
 }
 CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle) {
   NOTE(" %d %d", handle.reserved[0], handle.reserved[63]);
-  *event = calloc(1, sizeof **event);
+  *event = fake_make(sizeof **event);
   (*event)->device = current->device;
   return need_context();
 }

@@ -6,6 +6,7 @@ mod machine;
 mod memory;
 mod model;
 mod programs;
+mod refusals;
 mod sharing;
 mod streams;
 mod waiting;

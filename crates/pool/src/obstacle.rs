@@ -1,0 +1,40 @@
+//! What the driver refused to a remedy: memory that could not be unmapped, a gate that could not be
+//! asked, a buffer that could not move. Nobody is told at once, for it is tried again later; but the
+//! request that the remedy was for may fail, and its error says so.
+//!
+//! Remedies run in the thread of the request, so each thread has a note of its own.
+
+use std::cell::RefCell;
+
+use vmm_sys::DriverError;
+
+use crate::error::Error;
+use crate::sync::thread_local;
+
+thread_local! {
+    static LAST: RefCell<Option<DriverError>> = const { RefCell::new(None) };
+}
+
+/// A request begins to look for memory.
+pub(crate) fn forget() {
+    LAST.with(|last| last.replace(None));
+}
+
+/// A remedy was refused.
+pub(crate) fn note(error: &DriverError) {
+    LAST.with(|last| last.replace(Some(error.clone())));
+}
+
+/// The same of an error that may be the driver's.
+pub(crate) fn note_of(error: &Error) {
+    match error {
+        Error::Driver(error) => note(error),
+        Error::OutOfMemory(facts) => facts.cause.iter().for_each(note),
+        _ => {}
+    }
+}
+
+/// The last that was refused since the request began.
+pub(crate) fn take() -> Option<DriverError> {
+    LAST.with(RefCell::take)
+}
