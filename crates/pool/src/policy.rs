@@ -163,7 +163,7 @@ fn restore(device: &Device, debts: Vec<Debt>) {
             && let Err(error) = Turn::Requester.with(set)
             && is_there()
         {
-            tracing::warn!(%error, %accessor, "an access could not be taken back; tried again later");
+            vmm_sys::say!(warn, %error, %accessor, "an access could not be taken back; tried again later");
             left.push(debt);
         }
     }

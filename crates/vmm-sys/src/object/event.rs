@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::Stream;
+use super::drops::{Leftover, give_back_or_keep};
 use crate::call::Call;
 use crate::caught::caught;
-use super::drops::{Leftover, give_back_or_keep};
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::types::{DeviceId, EventHandle, IpcEventHandle};
