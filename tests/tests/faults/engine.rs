@@ -48,6 +48,9 @@ pub(crate) enum Kind {
     Silent,
 }
 
+/// One cell: the operation with a fault or without.
+type Play = dyn Fn(Option<&Fault>, bool) -> Result<Played, String> + Send + Sync;
+
 /// An operation.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
@@ -56,7 +59,7 @@ pub(crate) struct Case {
     pub(crate) kind: Kind,
     /// It uses what the process has one of: no other such case runs beside it.
     pub(crate) alone: bool,
-    play: Box<dyn Fn(Option<&Fault>, bool) -> Result<Played, String> + Send + Sync>,
+    play: Box<Play>,
 }
 
 /// What became of it.

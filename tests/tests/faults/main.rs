@@ -4,6 +4,7 @@
 //! Nothing leaks, an error names the call and the code, a failure leaves all as it was, the retry works,
 //! nothing panics and nothing hangs. An ordinary run takes each call with one code; `tests/faults.sh` runs
 //! the whole (docs/CHECKS.md).
+#![allow(clippy::unwrap_used, reason = "helpers of tests are not seen as tests")]
 
 mod codes;
 mod elastic;
