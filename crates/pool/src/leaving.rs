@@ -272,8 +272,7 @@ impl Entry {
     fn leave(self, turn: Turn) -> Result<Arc<Chunk>, Entry> {
         let Entry { mapping, gates, elsewhere } = self;
         turn.with(|| mapping.unmap()).map_err(|(mapping, error)| {
-            vmm_sys::say!(warn, %error, "a mapping could not be unmapped; tried again later");
-            obstacle::note(&error);
+            obstacle::tell(&error, "a mapping could not be unmapped");
             Entry { mapping, gates, elsewhere }
         })
     }
@@ -285,6 +284,7 @@ impl Entry {
             match gate.wait() {
                 Ok(Waited::Done) => {}
                 Ok(Waited::Captured) => held_up = true,
+                Err(error) if error.is_driver_gone() => {}
                 Err(error) => {
                     vmm_sys::say!(warn, %error, ?gate, "the end of the work is not known")
                 }

@@ -17,12 +17,21 @@ thread_local! {
 
 /// A request begins to look for memory.
 pub(crate) fn forget() {
-    LAST.with(|last| last.replace(None));
+    let _ending = LAST.try_with(|last| last.replace(None));
 }
 
-/// A remedy was refused.
+/// A remedy was refused. In a thread whose own values have ended there is no request to tell.
 pub(crate) fn note(error: &DriverError) {
-    LAST.with(|last| last.replace(Some(error.clone())));
+    let _ending = LAST.try_with(|last| last.replace(Some(error.clone())));
+}
+
+/// The driver did not take something back, which is tried again later: said to the log, and noted. A
+/// driver that has shut down is left in silence.
+pub(crate) fn tell(error: &DriverError, what: &str) {
+    if !error.is_driver_gone() {
+        vmm_sys::say!(warn, %error, "{what}; tried again later");
+    }
+    note(error);
 }
 
 /// The same of an error that may be the driver's.
@@ -36,5 +45,5 @@ pub(crate) fn note_of(error: &Error) {
 
 /// The last that was refused since the request began.
 pub(crate) fn take() -> Option<DriverError> {
-    LAST.with(RefCell::take)
+    LAST.try_with(RefCell::take).ok().flatten()
 }

@@ -356,6 +356,6 @@ fn standing(
 /// Takes an anchor away; its chunk stays with [`Peers`]. Gives it, if the driver refuses.
 fn unmap(mapping: Mapping) -> Option<Mapping> {
     let (mapping, error) = Turn::Requester.with(|| mapping.unmap()).err()?;
-    vmm_sys::say!(warn, %error, "an anchor could not be unmapped; tried again later");
+    crate::obstacle::tell(&error, "an anchor could not be unmapped");
     Some(mapping)
 }

@@ -149,7 +149,7 @@ impl Operation<'_> {
     /// Takes a grant back. What the driver refuses is tried again before the next operation.
     fn restore_access(&self, slot: u32, grant: AccessGrant) {
         let Err(error) = self.set_access(slot, grant) else { return };
-        vmm_sys::say!(warn, %error, "an access could not be taken back; tried again later");
+        crate::obstacle::tell(&error, "an access could not be taken back");
         self.0.state().change(slot, |standing| {
             standing.owed.retain(|owed| owed.location != grant.location);
             standing.owed.push(grant);

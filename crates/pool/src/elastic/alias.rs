@@ -24,7 +24,7 @@ impl Operation<'_> {
         match turn.with(|| shadow.unmap()) {
             Ok(chunk) => give_back(site, chunk, origin, turn),
             Err((shadow, error)) => {
-                vmm_sys::say!(warn, %error, "an address of a move could not be unmapped; tried again later");
+                crate::obstacle::tell(&error, "an address of a move could not be unmapped");
                 if let Some(shadow) = self.keep_alias(slot, shadow) {
                     site.depot.leaving.add(std::iter::once(shadow), Vec::new());
                 }

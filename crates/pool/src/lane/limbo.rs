@@ -303,8 +303,7 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
             Ok((first_slot, slots))
         }
         Err((mapping, error)) => {
-            vmm_sys::say!(warn, %error, "a retired mapping could not be unmapped; tried again later");
-            obstacle::note(&error);
+            obstacle::tell(&error, "a retired mapping could not be unmapped");
             Err(Retired { mapping, first_slot, slots, gates })
         }
     }

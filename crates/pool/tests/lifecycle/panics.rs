@@ -21,7 +21,10 @@ fn quietly() {
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
         set_hook(Box::new(move |panic| {
-            let text = panic.payload_as_str().unwrap_or_default();
+            let payload = panic.payload();
+            let text = payload.downcast_ref::<&str>().copied();
+            let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+            let text = text.unwrap_or_default();
             if !text.starts_with("injected") {
                 before(panic);
             }
