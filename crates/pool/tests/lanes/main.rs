@@ -6,12 +6,14 @@
 mod common;
 
 mod answers;
+mod addresses;
 mod capture;
 mod first_form;
 mod gates;
 mod idle;
 mod late_capture;
 mod many_lanes;
+mod old_drivers;
 mod probe;
 mod refused;
 mod shortage;
