@@ -10,6 +10,7 @@ use vmm_sys::sim::{FaultPlan, Sim};
 use vmm_sys::{Call, Driver, ResultCode};
 
 /// Calls that a driver with the VMM calls may lack; but for those by which streams are told apart.
+/// `cuThreadExchangeStreamCaptureMode` is older than the VMM calls.
 const LATER: &[Call] = &[
     Call::DeviceGetUuid,
     Call::DeviceCanAccessPeer,
@@ -28,7 +29,6 @@ const LATER: &[Call] = &[
     Call::StreamWaitValue32,
     Call::StreamBeginCapture,
     Call::StreamEndCapture,
-    Call::ThreadExchangeStreamCaptureMode,
     Call::LaunchHostFunc,
     Call::LaunchKernel,
     Call::ModuleLoadData,
