@@ -181,7 +181,7 @@ pub(super) fn f_k1_the_figures_of_a_shortage_are_exact(choice: DriverChoice) -> 
     assert_eq!((facts.asked_bytes, facts.rounded_bytes), (3 * G, 3 * G));
     // All but what was tried meanwhile.
     let mut state = known;
-    state.ladder = facts.stats.ladder.clone();
+    state.ladder = facts.stats.ladder;
     assert_eq!(facts.stats, state, "the figures are those of the state");
     assert!(facts.device_free_bytes.is_some() && facts.device_total_bytes.is_some());
     for number in [facts.asked_bytes, facts.stats.live_bytes, facts.stats.held_bytes, G] {

@@ -5,8 +5,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod answers;
 mod addresses;
+mod answers;
 mod capture;
 mod first_form;
 mod gates;
