@@ -4,6 +4,8 @@
 //! these stories take turns.
 
 mod common;
+#[path = "raw/ledger.rs"]
+mod ledger;
 
 use common::{HOME, MIB, Rig};
 use parking_lot::{Mutex, MutexGuard};
@@ -78,7 +80,7 @@ fn what_can_never_be_served_is_refused_and_wishes_are_kept() {
 
 /// Whatever is wrong with a free, nothing is changed by it.
 #[test]
-fn wrong_frees_are_told_apart_and_change_nothing() {
+fn f_x11_wrong_frees_are_told_apart_and_change_nothing() {
     let _turn = turn();
     let rig = Rig::new(|b| b);
     let (small, large) = (rig.lane.alloc_raw(1000).unwrap(), rig.lane.alloc_raw(5 * MIB).unwrap());

@@ -3,7 +3,8 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use vmm_sys::{DeviceId, ResultCode};
+use vmm_sys::sim::FaultPlan;
+use vmm_sys::{Call, DeviceId, ResultCode};
 
 use super::{G, MIB, builder, clean, lane, machine, write_on};
 use crate::hold::keep_busy;
@@ -120,6 +121,100 @@ pub(super) fn f_d3_buffers_are_dropped_on_threads_without_a_context(
     driver.primary_context_release(DeviceId(0)).expect("the context is given back");
     clean(&machine);
     Ok(())
+}
+
+/// Everything a program does with device 0 and device 1, while any context is current or none.
+pub(super) fn f_d3_no_operation_changes_the_callers_context(
+    choice: DriverChoice,
+) -> Result<(), Skip> {
+    let machine = Machine::new(choice, MachineSpec { devices: 2, ..MachineSpec::default() })?;
+    let driver = machine.driver().clone();
+    let contexts = [0, 1].map(|device| {
+        let context = driver.primary_context_retain(DeviceId(device));
+        context.expect("a context is made")
+    });
+    for current in [None, Some(contexts[0]), Some(contexts[1])] {
+        // SAFETY: the contexts are live: they are released below.
+        unsafe { driver.context_set_current(current) }.expect("it is made current");
+        let unchanged = |what: &str| {
+            let now = driver.context_current().expect("the context can be asked for");
+            assert_eq!(now, current, "{what} changed the caller's context");
+        };
+        use_both_devices(&machine, &unchanged);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let none = |what: &str| {
+                    let now = driver.context_current().expect("the context can be asked for");
+                    assert_eq!(now, None, "{what} left a context behind");
+                };
+                use_both_devices(&machine, &none);
+            });
+        });
+        unchanged("another thread");
+    }
+    // SAFETY: no context is a valid choice.
+    unsafe { driver.context_set_current(None) }.expect("none is made current");
+    for device in [0, 1] {
+        driver.primary_context_release(DeviceId(device)).expect("the context is given back");
+    }
+    clean(&machine);
+    Ok(())
+}
+
+/// A pool over both devices: allocations, frees, errors, moves and ends. `check` is called after
+/// each.
+fn use_both_devices(machine: &Machine, check: &dyn Fn(&str)) {
+    let (zero, one) = (DeviceId(0), DeviceId(1));
+    let pool = builder(machine).device(zero).device(one).limit_bytes(64 * G);
+    let pool = pool.build().expect("a pool is built");
+    check("building a pool");
+    // Device 1 is opened first.
+    let streams = [machine.stream(1), machine.stream(0)];
+    for (stream, other) in [(&streams[0], &streams[1]), (&streams[1], &streams[0])] {
+        let lane = pool.lane(stream).expect("a lane is opened");
+        let mut crossed = lane.alloc(3 * G).expect("a block is served");
+        check("growing");
+        let warm = lane.alloc(1000).expect("a block is served");
+        write_on(stream, &warm, 1);
+        // An event of the other device's stream, made and recorded there.
+        crossed.record_stream(other).expect("the stream is recorded");
+        drop((crossed, warm));
+        check("freeing");
+        let error = lane.alloc(65 * G).expect_err("more than the limit");
+        assert!(error.is_out_of_memory(), "{error}");
+        check("a shortage");
+        if let Ok(sim) = machine.sim() {
+            for call in [Call::MemCreate, Call::MemMap, Call::MemSetAccess] {
+                pool.trim(lane.device()).expect("the device is trimmed");
+                sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(call).once());
+                lane.alloc(9 * G).expect_err("its call fails");
+                check("a failure");
+            }
+        }
+        let kept = lane.alloc(G).expect("a block is served");
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _kept = kept;
+            resume_unwind(Box::new("on purpose"));
+        }));
+        assert!(unwound.is_err());
+        check("a drop while unwinding");
+        let home = lane.device();
+        let elastic = pool.elastic(home).capacity_bytes(4 * G).chunk_bytes(G).build();
+        let elastic = elastic.expect("an elastic buffer is made");
+        elastic.grow_to(2 * G).expect("it grows");
+        elastic.write(0, &[7; 64]).expect("bytes are written");
+        drop(elastic.use_on(stream).expect("it is used"));
+        elastic.shrink_to(G).expect("it shrinks");
+        check("an elastic buffer");
+        pool.trim(home).expect("the device is trimmed");
+        pool.verify().expect("the walker finds nothing");
+        assert!(pool.close_lane(stream), "it is owned");
+        check("a trim and a closed lane");
+        drop((elastic, lane));
+        check("the end of a lane");
+    }
+    drop((pool, streams));
+    check("the end of a pool");
 }
 
 pub(super) fn drops_while_unwinding_leave_nothing(choice: DriverChoice) -> Result<(), Skip> {

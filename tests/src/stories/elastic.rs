@@ -89,6 +89,44 @@ pub(super) fn elastic_memory_comes_and_goes_in_place(choice: DriverChoice) -> Re
     Ok(())
 }
 
+pub(super) fn f_k2_the_pieces_are_what_the_driver_says(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = super::pool(&machine);
+    let buffer = elastic(&pool, 64 * G);
+    for chunks in [3, 5] {
+        buffer.grow_to(chunks * G).expect("it grows");
+        let pieces = buffer.pieces();
+        let found: Vec<_> = pieces.iter().map(|it| (it.offset, it.bytes)).collect();
+        let wanted: Vec<_> = (0..chunks).map(|chunk| (chunk * G, G)).collect();
+        assert_eq!(found, wanted, "in order, whole, without a gap");
+        for piece in &pieces {
+            assert_eq!(piece.address, buffer.address() + piece.offset);
+            agrees(&machine, piece.address, piece.bytes);
+        }
+    }
+    buffer.decommit(G..2 * G).expect("a piece goes");
+    let offsets: Vec<_> = buffer.pieces().iter().map(|piece| piece.offset / G).collect();
+    assert_eq!(offsets, [0, 2, 3, 4], "what is not there is not listed");
+    let builder = pool.elastic(DeviceId(0)).capacity_bytes(5 * G).single_piece();
+    let whole = builder.build().expect("addresses are reserved");
+    whole.grow_to(5 * G).expect("it grows");
+    let pieces = whole.pieces();
+    assert_eq!(pieces.len(), 1, "one piece was asked for");
+    assert_eq!((pieces[0].offset, pieces[0].bytes), (0, 5 * G));
+    agrees(&machine, whole.address(), 5 * G);
+    drop((buffer, whole, pool));
+    clean(&machine);
+    Ok(())
+}
+
+/// The driver's own range query finds this piece, from its first byte and from its last.
+fn agrees(machine: &Machine, address: u64, bytes: u64) {
+    for at in [address, address + bytes - 1] {
+        let range = machine.driver().address_range(DeviceId(0), at).expect("the range is found");
+        assert_eq!(range, (address, bytes), "at {at:#x}");
+    }
+}
+
 pub(super) fn elastic_memory_waits_for_its_uses(choice: DriverChoice) -> Result<(), Skip> {
     let machine = machine(choice)?;
     let pool = super::pool(&machine);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use vmm_pool::ChunkSize;
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, CaptureMode, CaptureStatus, DeviceId, ResultCode};
 
@@ -128,6 +129,64 @@ pub(super) fn f_c5_two_recorded_streams_are_both_waited_for(
     laters.into_iter().for_each(Later::done);
     assert_eq!(sound(&pool).held_bytes, 0);
     drop((others, lane, pool));
+    clean(&machine);
+    Ok(())
+}
+
+pub(super) fn f_c5_a_shrink_waits_for_the_work(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = pool(&machine);
+    let streams = [machine.stream(0), machine.stream(0)];
+    let builder = pool.elastic(DeviceId(0)).capacity_bytes(4 * G).chunk_bytes(G);
+    let buffer = builder.build().expect("an elastic buffer is made");
+    buffer.grow_to(2 * G).expect("it grows");
+    let laters = streams.each_ref().map(|stream| Later::release(&machine, stream));
+    for (stream, value) in streams.iter().zip(1..) {
+        let _using = buffer.use_on(stream).expect("it is used");
+        // SAFETY: the buffer's own address, committed.
+        unsafe { stream.fill(buffer.address() + G, G, value) }.expect("the work is enqueued");
+    }
+    assert_eq!(buffer.shrink_to(G).expect("it shrinks"), G);
+    // The shrink itself waits for nobody; what gives the memory back waits for both.
+    pool.trim(DeviceId(0)).expect("the device is trimmed");
+    if stats(&pool).held_bytes == G {
+        assert!(laters.iter().all(Later::is_released), "one of them was not waited for");
+    }
+    laters.into_iter().for_each(Later::done);
+    pool.trim(DeviceId(0)).expect("the device is trimmed");
+    assert_eq!(sound(&pool).held_bytes, G);
+    drop((buffer, pool, streams));
+    clean(&machine);
+    Ok(())
+}
+
+/// Kernels of milliseconds, and no hand on them: what is unmapped under one is a sticky fault.
+pub(super) fn f_c5_no_memory_goes_under_a_running_kernel(choice: DriverChoice) -> Result<(), Skip> {
+    let machine = machine(choice)?;
+    let pool = builder(&machine).chunk(ChunkSize::Fixed(G)).build().expect("a pool is built");
+    let lane = lane(&machine, &pool);
+    let other = machine.stream(0);
+    for round in 0..20 {
+        let mut buffer = lane.alloc(G).expect("the only block of its chunk");
+        for stream in [lane.stream(), &other] {
+            keep_busy(stream, 3000).expect("the stream is busy");
+            write_on(stream, &buffer, round);
+        }
+        buffer.record_stream(&other).expect("the stream is recorded");
+        drop(buffer);
+        match round % 3 {
+            0 => drop(pool.trim(DeviceId(0)).expect("the device is trimmed")),
+            1 => drop(lane.alloc(2 * G).expect("a free chunk moves")),
+            _ => {}
+        }
+        if round % 3 == 0 {
+            assert_eq!(sound(&pool).held_bytes, 0, "round {round}");
+        }
+    }
+    for stream in [lane.stream(), &other] {
+        stream.synchronize().expect("no kernel met memory that was gone");
+    }
+    drop((lane, pool, other));
     clean(&machine);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Limits that hold, that can be reached, and shortages that had to be.
 
-use vmm_pool::{ChunkSize, Error, Pool};
+use vmm_pool::{Budget, ChunkSize, Error, Pool};
 use vmm_sys::sim::FaultPlan;
 use vmm_sys::{Call, DeviceId, ResultCode};
 
@@ -99,7 +99,7 @@ pub(super) fn the_low_mark_stays_below_the_high_mark(choice: DriverChoice) -> Re
 }
 
 pub(super) fn f_b3_memory_of_other_streams_is_joined(choice: DriverChoice) -> Result<(), Skip> {
-    for streams in [2, 3] {
+    for streams in [2, 3, 4] {
         let machine = machine(choice)?;
         let pool = limited(&machine, 64 * G);
         let lanes: Vec<_> = (0..streams).map(|_| lane(&machine, &pool)).collect();
@@ -217,6 +217,18 @@ pub(super) fn f_g2_idle_memory_does_not_count_against_the_limit(
     drop((buffer, lane, pool));
     clean(&machine);
 
+    // The same with the memory idle in another pool: they share a budget here, and the device below.
+    let budget = Budget::new(1024 * MIB);
+    let shared = || builder(&machine).budget(DeviceId(0), budget.clone()).build();
+    let pools = [(); 2].map(|()| shared().expect("a pool is built"));
+    let lanes = pools.each_ref().map(|pool| super::lane(&machine, pool));
+    drop(lanes[0].alloc(1024 * MIB).expect("everything"));
+    let buffer = lanes[1].alloc(768 * MIB).expect("the other pool's idle memory serves");
+    assert!(budget.booked_bytes() <= 1024 * MIB);
+    drop((buffer, lanes, pools));
+    assert_eq!(budget.booked_bytes(), 0);
+    clean(&machine);
+
     // The device's own limit: 60 units, then 70, of 80.
     let spec = MachineSpec { device_bytes: Some(80 << 30), ..MachineSpec::default() };
     let machine = Machine::new(choice, spec)?;
@@ -226,7 +238,10 @@ pub(super) fn f_g2_idle_memory_does_not_count_against_the_limit(
     let lane = super::lane(&machine, &pool);
     drop(lane.alloc(60 * unit).expect("60 of 80"));
     drop(lane.alloc(70 * unit).expect("70 of 80"));
-    drop((lane, pool));
+    let other = super::pool(&machine);
+    let other_lane = super::lane(&machine, &other);
+    drop(other_lane.alloc(70 * unit).expect("the first pool holds them, idle"));
+    drop((other_lane, other, lane, pool));
     clean(&machine);
     Ok(())
 }
@@ -307,6 +322,18 @@ pub(super) fn f_x1_growth_backs_off_to_what_is_missing(choice: DriverChoice) -> 
         let buffer = lane.alloc(granules * G).expect("all that the device has");
         assert_eq!(sound(&pool).held_bytes, granules * G);
         drop((buffer, lane, pool));
+        clean(&machine);
+    }
+    // Two of 8 GiB on 32, by chunks of 16 and as the pool chooses.
+    for chunk in [ChunkSize::Fixed(16 << 30), ChunkSize::Auto] {
+        let spec = MachineSpec { device_bytes: Some(32 << 30), ..MachineSpec::default() };
+        let machine = Machine::new(choice, spec)?;
+        let pool = builder(&machine).chunk(chunk).build().expect("a pool is built");
+        let lane = lane(&machine, &pool);
+        let first = lane.alloc(8 << 30).expect("a quarter of the device");
+        let second = lane.alloc(8 << 30).expect("a quarter of the device");
+        assert!(sound(&pool).held_bytes <= 32 << 30);
+        drop((first, second, lane, pool));
         clean(&machine);
     }
     Ok(())

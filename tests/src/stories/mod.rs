@@ -12,6 +12,7 @@ mod limits;
 mod locks;
 mod moves;
 mod paged;
+mod peers;
 mod plateau;
 mod shares;
 mod sizes;
@@ -70,6 +71,8 @@ macro_rules! edge_stories {
                 f_c4_streams_may_be_dropped_before_their_work_is_done
                 f_c5_a_trim_waits_for_the_work
                 f_c5_the_end_of_the_pool_waits_for_the_work
+                f_c5_a_shrink_waits_for_the_work
+                f_c5_no_memory_goes_under_a_running_kernel
                 f_c5_two_recorded_streams_are_both_waited_for
                 one_gate_is_never_taken_for_another
                 a_stream_of_another_device_is_waited_for
@@ -82,6 +85,7 @@ macro_rules! edge_stories {
             plateau {
                 f_b5_a_loop_reaches_a_plateau
                 f_e3_everything_comes_back
+                f_x10_sizes_that_creep_up_hold_the_largest_and_not_the_sum
                 f_x12_addresses_do_not_creep
                 f_x15_trim_and_ask_again_makes_no_more_than_was_given
             }
@@ -95,6 +99,7 @@ macro_rules! edge_stories {
             }
             elastic {
                 elastic_memory_comes_and_goes_in_place
+                f_k2_the_pieces_are_what_the_driver_says
                 elastic_memory_waits_for_its_uses
                 elastic_memory_that_comes_back_is_used_in_order
                 elastic_memory_is_read_and_written_by_a_peer
@@ -130,10 +135,15 @@ macro_rules! edge_stories {
                 parked_blocks_come_back_from_the_host
                 blocks_lie_in_memory_of_the_neighbour
             }
+            peers {
+                f_x4_a_free_waits_for_no_other_device
+                f_x14_many_peers_cost_one_grant_a_piece
+            }
             drops {
                 every_order_of_dropping_leaves_nothing
                 f_e1_a_pool_outlives_the_handles_of_its_devices
                 f_d3_buffers_are_dropped_on_threads_without_a_context
+                f_d3_no_operation_changes_the_callers_context
                 drops_while_unwinding_leave_nothing
                 the_end_of_a_pool_with_a_thread_leaves_nothing
                 f_e2_a_lost_device_is_left_in_peace

@@ -10,6 +10,8 @@ pub(super) fn f_a1_sizes_near_the_top_are_refused(choice: DriverChoice) -> Resul
     let machine = machine(choice)?;
     let pool = pool(&machine);
     let lane = lane(&machine, &pool);
+    let elastic = pool.elastic(DeviceId(0)).capacity_bytes(64 * MIB);
+    let elastic = elastic.build().expect("an elastic buffer is made");
     let max = u64::MAX;
     for bytes in
         [max, max - 1, max - 3, max - 255, max - 256, max - (G - 1), 1 << 63, (1 << 63) - 1]
@@ -19,12 +21,27 @@ pub(super) fn f_a1_sizes_near_the_top_are_refused(choice: DriverChoice) -> Resul
             Err(Error::TooLarge { bytes: named, .. }) => assert_eq!(named, bytes),
             other => panic!("{bytes} bytes: {other:?}"),
         }
+        // By every other door.
+        let raw = lane.alloc_raw(bytes).expect_err("it cannot be served by address either");
+        assert!(matches!(raw, Error::TooLarge { .. }), "{bytes} bytes: {raw}");
+        let aligned = Request::new(bytes).align(32 * MIB).no_wait();
+        let aligned = lane.alloc_with(&aligned).expect_err("no more with an alignment");
+        assert!(matches!(aligned, Error::TooLarge { .. }), "{bytes} bytes: {aligned}");
+        let grown = elastic.grow_to(bytes).expect_err("beyond the capacity");
+        assert!(matches!(grown, Error::Elastic(_)), "{bytes} bytes: {grown}");
+        for range in [0..bytes, bytes - 1..bytes, bytes - G..bytes] {
+            let grown = elastic.commit(range.clone()).expect_err("beyond the capacity");
+            assert!(matches!(grown, Error::Elastic(_)), "{range:?}: {grown}");
+        }
+        let capacity = pool.elastic(DeviceId(0)).capacity_bytes(bytes).build();
+        let capacity = capacity.expect_err("more than all addresses");
+        assert!(matches!(capacity, Error::BadSetting { .. }), "{bytes} bytes: {capacity}");
         let calls = machine.driver().ledger().snapshot().since(&calls);
         assert_eq!(calls.total(), 0, "{bytes} bytes: {calls}");
         assert_eq!(sound(&pool), before);
     }
     drop(lane.alloc(256).expect("an ordinary request is served after all"));
-    drop((lane, pool));
+    drop((elastic, lane, pool));
     clean(&machine);
     Ok(())
 }
@@ -54,6 +71,7 @@ pub(super) fn f_a4_every_size_is_served_on_every_granularity(
             let stats = sound(&pool);
             assert_eq!(stats.live_bytes, live);
             assert!(stats.rounding_bytes > 0 && stats.held_bytes.is_multiple_of(g), "{stats:?}");
+            assert!(stats.reserved_bytes.is_multiple_of(g), "{stats:?}");
         }
         drop(buffers);
         drop((lane, pool));
@@ -122,7 +140,23 @@ pub(super) fn f_a6_zero_bytes_from_many_threads(choice: DriverChoice) -> Result<
     });
     assert_eq!(machine.driver().ledger().snapshot().since(&calls).total(), 0);
     assert_eq!(sound(&pool), before);
+    let counters = [before.held_bytes, before.live_bytes, before.idle_bytes, before.buffers];
+    assert_eq!(counters, [0; 4], "{before:?}");
     // Real sizes beside them change nothing of that.
+    std::thread::scope(|scope| {
+        for thread in 0..16 {
+            let lane = &lane;
+            scope.spawn(move || {
+                for round in 0..200 {
+                    let real = lane.alloc(1 + thread * round).expect("a real size is served");
+                    let empty = lane.alloc(0).expect("zero bytes are served");
+                    assert!(empty.is_empty() && empty.address() == 0 && real.address() != 0);
+                }
+            });
+        }
+    });
+    let after = sound(&pool);
+    assert_eq!((after.buffers, after.live_bytes, after.rounding_bytes), (0, 0, 0), "{after:?}");
     let real = lane.alloc(1000).expect("a real size is served");
     let empty = lane.alloc(0).expect("zero bytes are served");
     assert_eq!((sound(&pool).buffers, sound(&pool).live_bytes), (1, 1000));

@@ -174,15 +174,18 @@ impl ElasticBuilder {
             value: value.to_string(),
             expected,
         };
+        // What can never be is refused before the driver is asked anything.
+        if let Some(bytes) = self.capacity_bytes
+            && !(1..=CAPACITY_MAX_BYTES).contains(&bytes)
+        {
+            return Err(refuse("capacity", bytes, format!("1 to {CAPACITY_MAX_BYTES} bytes")));
+        }
         let props = Place::Device(self.device).props(self.exportable);
         let granularity = caught(Call::MemGetAllocationGranularity, || {
             keeper.driver.granularity(&props, GranularityKind::Minimum)
         })?;
         let capacity_bytes = match self.capacity_bytes {
-            Some(bytes) if (1..=CAPACITY_MAX_BYTES).contains(&bytes) => bytes,
-            Some(bytes) => {
-                return Err(refuse("capacity", bytes, format!("1 to {CAPACITY_MAX_BYTES} bytes")));
-            }
+            Some(bytes) => bytes,
             None => caught(Call::DeviceTotalMem, || keeper.driver.device_total_bytes(self.device))?,
         };
         let whole = capacity_bytes.next_multiple_of(granularity);

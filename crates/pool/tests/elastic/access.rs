@@ -238,6 +238,72 @@ fn a_pair_without_a_link_is_named_and_the_memory_stays_usable() {
 }
 
 #[test]
+fn f_d4_a_pool_without_peers_touches_no_other_device() {
+    let sim = vmm_sys::sim::Sim::builder().devices(10).max_peers(8).build();
+    let driver: std::sync::Arc<dyn vmm_sys::Driver> = sim.clone();
+    let pool = vmm_pool::Pool::builder(driver.clone()).background(false).build().unwrap();
+    let lane = pool.lane(&vmm_sys::object::Stream::create(&driver, HOME).unwrap()).unwrap();
+    drop(lane.alloc(40 * G).unwrap());
+    let devices = sim.ledger_summary().devices;
+    assert!(devices.iter().all(|device| device.peers == 0), "no access was granted");
+    let touched = devices.iter().map(|device| (device.contexts_made, device.used_bytes));
+    assert!(touched.skip(1).all(|made| made == (0, 0)), "no context and no memory elsewhere");
+    drop((lane, pool, driver));
+    sim.check_clean().unwrap();
+}
+
+/// The policy for all memory, lanes included, as for one buffer.
+#[test]
+fn f_d4_the_ninth_peer_of_a_policy_is_refused_and_eight_stay() {
+    let machine = machine(10, |sim| sim.max_peers(8), |pool| pool);
+    let stream = machine.stream(0);
+    let lane = machine.pool.lane(&stream).unwrap();
+    let block = lane.alloc(3 * G).unwrap();
+    for peer in 1..=8 {
+        machine.pool.grant(HOME, DeviceId(peer), Access::ReadWrite).unwrap();
+    }
+    let error = machine.pool.grant(HOME, DeviceId(9), Access::ReadWrite).unwrap_err();
+    assert!(error.to_string().contains("device 9 cannot use memory of device 0"), "{error}");
+    block.write(0, b"fine").unwrap();
+    let later = lane.alloc(9 * G).unwrap();
+    for address in [block.address(), later.address()] {
+        let ask = |peer| machine.driver.get_access(address, Location::Device(DeviceId(peer)));
+        let seen: Vec<_> = (1..10).map(|peer| ask(peer).unwrap()).collect();
+        assert_eq!(seen[..8], [Access::ReadWrite; 8]);
+        assert_eq!(seen[8], Access::None);
+    }
+    drop((block, later, lane, stream));
+    machine.end();
+}
+
+/// A slice of a GPU, or a confidential one: there are no peers, and everything else works.
+#[test]
+fn f_x13_a_machine_without_peers_works_and_says_why() {
+    let machine = machine(2, |sim| sim.links(Link::None), |pool| pool);
+    for device in [0, 1] {
+        let lane = machine.pool.lane(&machine.stream(device)).unwrap();
+        lane.alloc(3 * G).unwrap().write(0, b"fine").unwrap();
+        let buffer = machine.buffer(device, 4 * G);
+        buffer.grow_to(2 * G).unwrap();
+        let peer = DeviceId(1 - device);
+        let refused = buffer.grant(peer, Access::Read).unwrap_err();
+        let no_peer = matches!(refused, Error::Elastic(ElasticError::NoPeer { accessor, .. })
+            if accessor == peer);
+        assert!(no_peer && refused.to_string().contains("link"), "{refused}");
+        let moved = buffer.migrate(peer).unwrap_err();
+        assert!(matches!(moved, Error::Elastic(_)), "{moved}");
+        assert_eq!(buffer.committed_bytes(), 2 * G);
+        buffer.write(0, b"fine").unwrap();
+    }
+    let matrix = machine.pool.access_matrix();
+    assert_eq!(matrix.pairs.len(), 2);
+    for pair in &matrix.pairs {
+        assert!(matches!(pair.verdict, PeerVerdict::Fails(PeerFault::Refused(_))), "{pair}");
+    }
+    machine.end();
+}
+
+#[test]
 fn f_d4_the_ninth_peer_is_refused_and_eight_stay() {
     let machine = machine(10, |sim| sim.max_peers(8), |pool| pool);
     let buffer = machine.buffer(0, 4 * G);
@@ -256,7 +322,7 @@ fn f_d4_the_ninth_peer_is_refused_and_eight_stay() {
 }
 
 #[test]
-fn only_devices_that_were_named_are_touched() {
+fn f_x3_only_devices_that_were_named_are_touched() {
     let sim = vmm_sys::sim::Sim::builder().devices(8).build();
     let driver: std::sync::Arc<dyn vmm_sys::Driver> = sim.clone();
     let pool = vmm_pool::Pool::builder(driver.clone()).background(false);

@@ -116,6 +116,51 @@ fn what_cannot_be_is_refused_before_any_call() {
     machine.end();
 }
 
+/// Each kind of memory has a granularity of its own, and the recommended one is another.
+#[test]
+fn f_a4_every_kind_of_memory_goes_by_its_own_granularity() {
+    for plain in [4 << 10, 64 << 10, G, 512 << 20] {
+        let kinds = |sim: vmm_sys::sim::SimBuilder| {
+            sim.granularity(plain, 4 * plain)
+                .granularity_exportable(2 * plain, 8 * plain)
+                .granularity_rdma(8 * plain, 8 * plain)
+                .granularity_host(4 * plain, 4 * plain)
+        };
+        let machine = machine(1, kinds, |pool| pool.host_memory(0, 64 * plain, 0));
+        let stream = machine.stream(0);
+        let lane = machine.pool.lane(&stream).unwrap();
+        // The simulated device refuses every length and address that is no multiple.
+        let asked = [1, 128, 6912, plain - 1, plain, plain + 1];
+        let blocks: Vec<_> = asked.iter().map(|bytes| lane.alloc(*bytes).unwrap()).collect();
+        let stats = machine.stats(0);
+        assert_eq!(stats.live_bytes, asked.iter().sum::<u64>());
+        assert_eq!(stats.held_bytes % plain, 0, "{stats:?}");
+        for (exportable, granularity) in [(false, plain), (true, 2 * plain)] {
+            let builder = machine.pool.elastic(DeviceId(0)).exportable(exportable);
+            let builder = builder.capacity_bytes(6 * granularity + 1).chunk_bytes(granularity);
+            let buffer = builder.build().unwrap();
+            for (bytes, committed) in [(1, 1), (6912, 6912), (granularity + 1, 2 * granularity)] {
+                buffer.grow_to(bytes).unwrap();
+                let committed = u64::next_multiple_of(committed, granularity);
+                assert_eq!(buffer.committed_bytes(), committed.max(buffer.committed_bytes()));
+            }
+            assert!(buffer.pieces().iter().all(|piece| piece.bytes == granularity));
+            if exportable {
+                assert_eq!(buffer.export_pieces().unwrap().len(), buffer.pieces().len());
+            }
+        }
+        let crooked = machine.pool.elastic(DeviceId(0)).exportable(true).chunk_bytes(plain);
+        let refused = crooked.capacity_bytes(plain).build().unwrap_err();
+        assert!(matches!(refused, Error::BadSetting { .. }), "{refused}");
+        let host = machine.pool.elastic(DeviceId(0)).capacity_bytes(8 * plain);
+        let host = host.chunk_bytes(4 * plain).build().unwrap();
+        host.commit_from(vmm_pool::Place::HostNuma(0), 0..1).unwrap();
+        assert_eq!(host.committed_bytes(), 4 * plain);
+        drop((blocks, lane, stream, host));
+        machine.end();
+    }
+}
+
 #[test]
 fn a_growth_that_fails_at_any_call_leaves_everything_as_it_was() {
     for stocked in [0, 2, 6] {
@@ -194,7 +239,7 @@ fn a_quota_holds_for_all_who_share_it() {
 }
 
 #[test]
-fn a_single_piece_is_one_chunk() {
+fn f_k2_a_single_piece_is_one_chunk() {
     let machine = machine(1, |sim| sim, |pool| pool);
     let builder = machine.pool.elastic(DeviceId(0)).capacity_bytes(5 * G + 1);
     let buffer = builder.single_piece().build().unwrap();

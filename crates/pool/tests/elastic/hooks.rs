@@ -64,7 +64,7 @@ fn a_hook_that_is_dropped_is_told_no_more() {
 }
 
 #[test]
-fn a_hook_may_ask_anything_but_not_change_its_own_buffer() {
+fn f_i2_a_hook_may_ask_anything_but_not_change_its_own_buffer() {
     let machine = machine(1, |sim| sim, |pool| pool);
     let stream = machine.stream(0);
     let lane = machine.pool.lane(&stream).unwrap();
@@ -99,7 +99,7 @@ fn a_hook_may_ask_anything_but_not_change_its_own_buffer() {
 }
 
 #[test]
-fn a_hook_that_panics_does_no_harm() {
+fn f_i2_a_hook_that_panics_does_no_harm() {
     let machine = machine(1, |sim| sim, |pool| pool);
     let buffer = machine.buffer(0, 16 * G);
     let bad = buffer.on_backing_change(|_| panic!("a hook of a test"));
@@ -221,5 +221,50 @@ fn a_callback_that_is_short_itself_is_told_so() {
     assert!(*refused.lock().unwrap() > 0 && *count.lock().unwrap() > 0);
     wanting.lock().unwrap().take();
     drop((buffer, stream));
+    machine.end();
+}
+
+/// The hook wants a lock that another thread holds while that one allocates and asks for figures.
+#[test]
+fn f_i2_a_hook_may_wait_for_a_thread_that_allocates() {
+    let outer = Arc::new(Mutex::new(()));
+    let (called, calls) = std::sync::mpsc::channel();
+    let machine = {
+        let outer = outer.clone();
+        machine(
+            1,
+            |sim| sim,
+            move |pool| {
+                pool.limit_bytes(8 * G).on_shortage(move |_, _| {
+                    let _told = called.send(());
+                    let _outer = outer.lock().unwrap();
+                    false
+                })
+            },
+        )
+    };
+    let streams = [machine.stream(0), machine.stream(0)];
+    let lanes = streams.each_ref().map(|stream| machine.pool.lane(stream).unwrap());
+    drop(lanes[1].alloc(G).unwrap());
+    let live = lanes[0].alloc(6 * G).unwrap();
+    let (done, ends) = std::sync::mpsc::channel();
+    let soon = std::time::Duration::from_secs(10);
+    std::thread::scope(|scope| {
+        let held = outer.lock().unwrap();
+        let short = lanes[0].clone();
+        scope.spawn(move || {
+            assert!(short.alloc(9 * G).unwrap_err().is_out_of_memory());
+            done.send(()).unwrap();
+        });
+        calls.recv_timeout(soon).expect("the hook is called");
+        // The other thread is inside of the hook, which waits for the lock held here.
+        drop(lanes[1].alloc(G).unwrap());
+        assert!(machine.stats(0).live_bytes >= 6 * G);
+        drop(live);
+        drop(held);
+        ends.recv_timeout(soon).expect("all of it ends");
+    });
+    drop(lanes[0].alloc(8 * G).unwrap());
+    drop((lanes, streams));
     machine.end();
 }

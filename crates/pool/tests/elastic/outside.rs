@@ -208,6 +208,40 @@ fn a_dma_buf_that_cannot_be_had_says_why() {
     machine.end();
 }
 
+/// Exportable memory was asked for: that it cannot be had is an error, and all else works.
+#[test]
+fn f_h2_what_was_required_and_is_refused_is_an_error_and_the_rest_works() {
+    let refusals = [Call::MemCreate, Call::MemMap, Call::MemSetAccess];
+    let exporting = [Call::MemExportToShareableHandle];
+    for call in refusals.into_iter().chain(exporting) {
+        for code in [999, 800, 801, 1, 101].map(ResultCode) {
+            let machine = machine(1, |sim| sim.refuse(Property::PosixFd, call, code), |pool| pool);
+            let buffer = exportable(&machine);
+            let grown = buffer.grow_to(2 * G);
+            let refused = match exporting.contains(&call) {
+                true => grown.and_then(|_| buffer.export_pieces().map(drop)).unwrap_err(),
+                false => grown.unwrap_err(),
+            };
+            let Error::Driver(cause) = &refused else { panic!("{call}: {refused}") };
+            assert_eq!((cause.call(), cause.code()), (call, code));
+            assert!(!refused.is_out_of_memory(), "{refused}");
+            let plain = machine.buffer(0, 4 * G);
+            plain.grow_to(4 * G).unwrap();
+            drop((buffer, plain));
+            machine.end();
+        }
+    }
+    // A full device is not an unable one.
+    let machine = machine(1, |sim| sim, |pool| pool);
+    let buffer = exportable(&machine);
+    machine.sim.inject(FaultPlan::fail(ResultCode::OUT_OF_MEMORY).on(Call::MemCreate));
+    assert!(buffer.grow_to(G).unwrap_err().is_out_of_memory());
+    machine.sim.clear_faults();
+    buffer.grow_to(G).unwrap();
+    drop(buffer);
+    machine.end();
+}
+
 #[test]
 fn descriptors_that_fail_at_any_call_leave_everything_as_it_was() {
     let machine = machine(2, |sim| sim, |pool| pool);

@@ -348,3 +348,49 @@ fn an_empty_buffer_cannot_keep_contents_where_no_place_is() {
     drop(buffer);
     machine.end();
 }
+
+/// Paused twice, freed while paused, resumed with room for half, and then with room for all.
+#[test]
+fn f_e5_states_are_explicit_and_a_wake_that_failed_can_be_tried_again() {
+    for contents in [KEPT, Contents::Dropped] {
+        let machine = with_host(|sim| sim.device_bytes(8 * G), |pool| pool);
+        let buffers = [(); 2].map(|()| {
+            let buffer = tagged(&machine, 0, "a", 3);
+            buffer.grant(DeviceId(1), vmm_sys::Access::Read).unwrap();
+            buffer
+        });
+        let freed = tagged(&machine, 0, "a", 1);
+        let pictures = buffers.each_ref().map(|buffer| machine.picture(buffer));
+        let asleep = || buffers.each_ref().map(ElasticBuffer::asleep) == [Some(contents); 2];
+        assert_eq!(machine.pool.sleep("a", contents, NOW).unwrap().buffers, 3);
+        assert_eq!(machine.pool.sleep("a", contents, NOW).unwrap().buffers, 0, "paused already");
+        assert!(asleep() && is_asleep(buffers[0].shrink_to(0)), "a state, and a typed error");
+        drop(freed);
+        // Room for half of what sleeps: exactly that wakes, and each buffer says what it is.
+        let other = tagged(&machine, 0, "b", 4);
+        let calls = machine.driver.ledger().snapshot();
+        let error = machine.pool.wake("a").unwrap_err();
+        assert!(error.is_out_of_memory(), "{error}");
+        let states = buffers.each_ref().map(ElasticBuffer::asleep);
+        assert_eq!(states, [None, Some(contents)], "a buffer wakes whole or not at all");
+        let again = machine.pool.wake("a").unwrap_err();
+        assert!(again.is_out_of_memory(), "{again}");
+        assert!(machine.driver.ledger().snapshot().since(&calls).total() < 200, "it ends");
+        drop(other);
+        let woken = machine.pool.wake("a").unwrap();
+        assert_eq!((woken.buffers, woken.bytes), (1, 3 * G), "what was freed stays away");
+        assert_eq!(machine.stats(0).elastic_bytes, 6 * G);
+        for (buffer, before) in buffers.iter().zip(&pictures) {
+            let now = machine.picture(buffer);
+            assert_eq!(now.access_of(1), before.access_of(1), "the same access");
+            assert_eq!(now.access_of(0), before.access_of(0), "the same access");
+            let places = |of: &crate::common::elastic::Picture| {
+                of.pieces().iter().map(|it| (it.address, it.bytes, it.place)).collect::<Vec<_>>()
+            };
+            assert_eq!(places(&now), places(before), "the same addresses");
+            assert!(contents == Contents::Dropped || is_written(buffer, 3));
+        }
+        drop(buffers);
+        machine.end();
+    }
+}

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod addresses;
 mod answers;
 mod capture;
 mod first_form;
@@ -12,6 +13,7 @@ mod gates;
 mod idle;
 mod late_capture;
 mod many_lanes;
+mod old_drivers;
 mod probe;
 mod refused;
 mod shortage;

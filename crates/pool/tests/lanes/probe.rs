@@ -21,7 +21,7 @@ fn build(builder: SimBuilder, plan: Option<FaultPlan>) -> Result<Pool, Error> {
 }
 
 #[test]
-fn whatever_call_refuses_is_the_reason_and_nothing_is_left_behind() {
+fn f_h1_whatever_call_refuses_is_the_reason_and_nothing_is_left_behind() {
     let calls = [
         Call::MemGetAllocationGranularity,
         Call::MemAddressReserve,
@@ -44,7 +44,7 @@ fn whatever_call_refuses_is_the_reason_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn a_device_that_denies_the_ability_is_believed() {
+fn f_h1_a_device_that_denies_the_ability_is_believed() {
     let vmm = DeviceAttribute::VirtualMemoryManagementSupported;
     let error = build(Sim::builder().attribute(0, vmm, 0), None).unwrap_err();
     let Error::Unsupported { step, .. } = &error else { panic!("{error}") };
@@ -80,7 +80,9 @@ fn a_full_device_is_not_an_unable_one() {
 }
 
 #[test]
-fn a_lack_of_addresses_is_told_from_a_lack_of_support() {
+fn f_h4_a_lack_of_addresses_is_told_from_a_lack_of_support() {
     let error = build(Sim::builder().max_reservation_bytes(MIB), None).unwrap_err();
     assert!(matches!(error, Error::OutOfAddresses { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("2097152 bytes") && text.contains("cuMemAddressReserve"), "{text}");
 }

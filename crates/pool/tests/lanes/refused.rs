@@ -87,3 +87,38 @@ fn a_chunk_that_cannot_be_warmed_is_booked_as_long_as_it_is_there() {
     assert_eq!((taken(&rig.sim), rig.stats().held_bytes), (before, 0));
     rig.end();
 }
+
+/// Somebody else reset the primary context: streams and events are gone, chunks and mappings are not
+/// of it. What needs a stream says so; drops are silent, and a new pool works.
+#[test]
+fn f_x2_a_context_that_somebody_reset_ends_no_program_and_a_new_pool_works() {
+    for unwinding in [false, true] {
+        let rig = Rig::new(|b| b.limit_bytes(64 * MIB).chunk(ChunkSize::Fixed(2 * MIB)));
+        let other = vmm_sys::object::Stream::create(&rig.driver, HOME).unwrap();
+        let mut blocks: Vec<_> = (0..20).map(|_| rig.lane.alloc(2 * MIB).unwrap()).collect();
+        blocks[3].record_stream(&other).unwrap();
+        drop(blocks.remove(3));
+        blocks[5].record_stream(&other).unwrap();
+        rig.sim.reset_context(HOME);
+        let dead = rig.stream.synchronize().unwrap_err();
+        assert!(!dead.is_out_of_memory(), "told to who asks: {dead}");
+        let calls = rig.driver.ledger().snapshot();
+        let _served_or_refused = rig.lane.alloc(30 * MIB);
+        let Rig { sim, driver, pool, stream, lane } = rig;
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            let _everything = (blocks, lane, pool, stream, other);
+            if unwinding {
+                std::panic::resume_unwind(Box::new("on purpose"));
+            }
+        }));
+        assert_eq!(ended.is_err(), unwinding, "a drop panicked");
+        let calls = driver.ledger().snapshot().since(&calls);
+        assert!(calls.total() < 2000, "retried without end: {calls}");
+        let rig = Rig::on(sim, |b| b);
+        let block = rig.lane.alloc(100 * MIB).unwrap();
+        block.write(0, b"fine").unwrap();
+        drop(block);
+        rig.pool.trim(HOME).unwrap();
+        assert_eq!(rig.stats().held_bytes, 0);
+    }
+}

@@ -4,7 +4,7 @@ use crate::common::{HOME, MIB, Rig};
 use vmm_pool::{Budget, Buffer, ChunkSize, Error, Hint, Lane, OutOfMemory, Request};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::{FaultPlan, Sim};
-use vmm_sys::{Call, ResultCode};
+use vmm_sys::{Call, MemInfo, ResultCode};
 
 const GRANULE_BYTES: u64 = 512;
 
@@ -211,7 +211,7 @@ fn a_limit_above_what_the_device_has_makes_no_promises() {
 }
 
 #[test]
-fn a_device_that_cannot_say_what_is_free_is_reported_as_unknown() {
+fn f_h5_a_device_that_cannot_say_what_is_free_is_reported_as_unknown() {
     let rig = Rig::new(|b| b.limit_bytes(8 * MIB));
     rig.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemGetInfo));
     drop(rig.lane.alloc(4 * MIB).unwrap());
@@ -220,6 +220,127 @@ fn a_device_that_cannot_say_what_is_free_is_reported_as_unknown() {
     assert!(facts.to_string().contains("device free unknown of unknown"), "{facts}");
     assert_eq!(facts.largest_bytes, Some(8 * MIB));
     rig.end();
+}
+
+/// Whatever the device says of its memory is advice: nothing is refused for it alone.
+#[test]
+fn f_h5_a_device_that_says_nonsense_is_used_all_the_same() {
+    let told = |free_bytes, total_bytes| MemInfo { free_bytes, total_bytes };
+    for info in [told(0, 1 << 30), told(0, 0), told(1 << 30, 1 << 20), told(u64::MAX, u64::MAX)] {
+        let sim = Sim::builder().device_bytes(256 * MIB).tells_memory(info).build();
+        let rig = Rig::on(sim, |b| b.lend(HOME, 64 * MIB));
+        let live = rig.lane.alloc(100 * MIB).unwrap();
+        let elastic = rig.pool.elastic(HOME).capacity_bytes(64 * MIB).build().unwrap();
+        let grown = elastic.grow(vmm_pool::Growth::to(32 * MIB)).unwrap();
+        assert_eq!((grown.bytes, grown.borrowed.len()), (32 * MIB, 0), "{info:?}");
+        rig.pool.prefill(HOME, 32 * MIB).unwrap();
+        // The report is complete, whatever the numbers are.
+        let facts = facts(rig.lane.alloc(200 * MIB));
+        let said = (facts.device_free_bytes, facts.device_total_bytes);
+        let believed = info.free_bytes <= info.total_bytes;
+        let wanted = (believed.then_some(info.free_bytes), believed.then_some(info.total_bytes));
+        assert_eq!(said, wanted, "{info:?}");
+        assert!(facts.stats.adds_up() && facts.cause.is_some(), "{facts}");
+        assert!(facts.to_string().contains("live 104857600"), "{facts}");
+        assert_eq!(facts.to_string().contains("free unknown of unknown"), !believed, "{facts}");
+        drop((live, elastic));
+        rig.end();
+    }
+}
+
+/// A ceiling below what the device says is free, as under WSL2: out of memory, and no more than that.
+#[test]
+fn f_x16_a_ceiling_below_what_is_said_to_be_free_is_a_clean_shortage() {
+    let rig = Rig::new(|b| b.chunk(ChunkSize::Fixed(32 * MIB)));
+    let ceiling =
+        rig.sim.inject(FaultPlan::fail(ResultCode::OUT_OF_MEMORY).on(Call::MemCreate).at(9));
+    let live = rig.lane.alloc(8 * 32 * MIB).unwrap();
+    for _ in 0..3 {
+        let facts = facts(rig.lane.alloc(32 * MIB));
+        assert!(facts.device_free_bytes > Some(64 << 30), "it says that there is plenty: {facts}");
+        let cause = facts.cause.as_ref().unwrap();
+        assert_eq!((cause.call(), cause.code()), (Call::MemCreate, ResultCode::OUT_OF_MEMORY));
+        assert_eq!((facts.stats.held_bytes, facts.stats.live_bytes), (256 * MIB, 256 * MIB));
+    }
+    drop(live);
+    drop(rig.lane.alloc(8 * 32 * MIB).unwrap());
+    rig.sim.clear_fault(ceiling);
+    rig.end();
+}
+
+/// "Device not ready" from any call is that call's failure: the next one is made all the same.
+#[test]
+fn f_x16_device_not_ready_is_not_the_end() {
+    let calls = [
+        Call::MemAddressReserve,
+        Call::MemCreate,
+        Call::MemMap,
+        Call::MemSetAccess,
+        Call::MemUnmap,
+        Call::MemRelease,
+        Call::EventCreate,
+        Call::EventRecord,
+        Call::MemGetInfo,
+    ];
+    for call in calls {
+        let rig = Rig::new(|b| b.soft_limit(Some(0.0)).limit_bytes(64 * MIB));
+        let other = Stream::create(&rig.driver, HOME).unwrap();
+        rig.sim.inject(FaultPlan::fail(ResultCode::NOT_READY).on(call).times(2));
+        for _ in 0..4 {
+            match rig.lane.alloc(20 * MIB) {
+                Ok(mut crossed) => crossed.record_stream(&other).unwrap(),
+                Err(error) => {
+                    assert!(matches!(error, Error::Driver(_)), "{call}: {error}");
+                    assert!(!error.is_out_of_memory(), "{call}: {error}");
+                }
+            }
+            // A shortage, which waits and looks everywhere.
+            assert!(rig.lane.alloc(65 * MIB).is_err());
+            let _given_or_refused = rig.pool.trim(HOME);
+        }
+        assert_eq!(rig.sim.faults_fired(), 2, "{call}");
+        drop(rig.lane.alloc(64 * MIB).unwrap());
+        drop(other);
+        vmm_sys::object::retry_failed_drops(&rig.driver);
+        rig.end();
+    }
+}
+
+/// What a second try cures leaves nothing behind that a later caller would be told of.
+#[test]
+fn f_x5_a_failure_that_was_cured_leaves_no_trace() {
+    let mut cured = 0;
+    for k in 1.. {
+        let rig = Rig::new(|b| b.limit_bytes(64 * MIB).chunk(ChunkSize::Fixed(2 * MIB)));
+        let other = Stream::create(&rig.driver, HOME).unwrap();
+        let other_lane = rig.pool.lane(&other).unwrap();
+        drop(other_lane.alloc(60 * MIB).unwrap());
+        let fired = rig.sim.faults_fired();
+        rig.sim.inject(FaultPlan::fail(ResultCode::OUT_OF_MEMORY).at(k).once());
+        let served = rig.lane.alloc(30 * MIB);
+        rig.sim.clear_faults();
+        let was_needed = rig.sim.faults_fired() > fired;
+        let is_cured = served.is_ok();
+        drop(served);
+        cured += u32::from(was_needed && is_cured);
+        if is_cured {
+            let kept = vmm_sys::object::failed_drops(&rig.driver);
+            assert!(kept.is_empty(), "call {k}: {kept:?}");
+        }
+        // Unrelated callers hear nothing of it.
+        let calls = rig.calls(|| drop(rig.lane.alloc(30 * MIB).unwrap()));
+        assert!(!is_cured || calls.total() == 0, "call {k}: {calls}");
+        other.synchronize().unwrap();
+        drop(other_lane.alloc(2 * MIB).unwrap());
+        rig.stats();
+        drop((other_lane, other));
+        vmm_sys::object::retry_failed_drops(&rig.driver);
+        rig.end();
+        if !was_needed {
+            break;
+        }
+    }
+    assert!(cured > 5, "{cured} were cured");
 }
 
 #[test]

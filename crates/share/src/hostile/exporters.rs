@@ -176,7 +176,7 @@ fn a_faithful_exporter_is_believed() {
 }
 
 #[test]
-fn garbage_other_versions_and_answers_cut_short_are_refused_at_each_step() {
+fn f_f6_garbage_other_versions_and_answers_cut_short_are_refused_at_each_step() {
     for which in ALL {
         let wrong = spoilt(which, |_, _| Some((b"garbage, and more of it".to_vec(), Vec::new())));
         assert!(matches!(wrong, Err(ShareError::Protocol { .. })), "{which:?}: {wrong:?}");
@@ -243,7 +243,7 @@ fn descriptors_too_many_or_too_few_are_refused_at_each_step() {
 }
 
 #[test]
-fn files_that_are_no_notice_page_or_no_chunk_are_refused() {
+fn f_f6_files_that_are_no_notice_page_or_no_chunk_are_refused() {
     let plain = |bytes: u64| {
         let file = memfd_create("plain", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&file, bytes).unwrap();
@@ -263,7 +263,7 @@ fn files_that_are_no_notice_page_or_no_chunk_are_refused() {
 }
 
 #[test]
-fn descriptions_that_make_no_sense_are_refused() {
+fn f_f6_descriptions_that_make_no_sense_are_refused() {
     type Spoil = fn(&mut Vec<PieceEntry>);
     let spoils: [Spoil; 8] = [
         |it| it[1].offset = G / 2,

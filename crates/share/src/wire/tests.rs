@@ -148,7 +148,7 @@ proptest! {
 }
 
 #[test]
-fn ten_thousand_mutations_are_refused_or_have_one_form() {
+fn f_f6_ten_thousand_mutations_are_refused_or_have_one_form() {
     let mut random = StdRng::seed_from_u64(0x5ea1);
     let piece = PieceEntry { id: 1, offset: 0, bytes: 2 << 20, home: Home::HostNuma(1) };
     let seeds: Vec<Vec<u8>> = [

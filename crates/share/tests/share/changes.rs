@@ -193,3 +193,61 @@ fn descriptors_that_are_kept_do_not_keep_memory_that_goes() {
     }
     owner.finish(&machine(1).0);
 }
+
+/// Waits until so many chunks are left at the owner that only somebody's descriptor keeps. It asks; the
+/// owner does nothing for it.
+fn wait_orphans(owner: &mut Second, count: u64) {
+    let deadline = std::time::Instant::now() + SOON;
+    loop {
+        let orphans = owner.ask("orphans");
+        if orphans == count.to_string() {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{orphans} chunks and not {count}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn f_f4_memory_stays_with_the_importer_and_goes_with_it() {
+    let mut owner = Second::owner(&[]);
+    let (sim, driver) = machine(2);
+    let importer = connect(&owner.address, &driver);
+    let import = importer.open("buffer", Access::Read).unwrap();
+    owner.ask("shrink 1");
+    // Freed there, mapped here.
+    wait_orphans(&mut owner, 3);
+    drop(import);
+    wait_orphans(&mut owner, 0);
+    // The same with an importer that is killed.
+    owner.ask("grow 4");
+    let mut reader = Second::start("reader", owner.address.clone(), &[]);
+    assert_eq!((reader.ask("connect"), reader.ask("open")), ("connected".into(), "opened".into()));
+    owner.ask("shrink 1");
+    wait_orphans(&mut owner, 3);
+    reader.kill();
+    wait_orphans(&mut owner, 0);
+    drop((reader, importer));
+    owner.finish(&sim);
+}
+
+/// The consumer's drop is all that it takes: no refresh, no word to the owner.
+#[test]
+fn f_x9_what_a_consumer_drops_is_free_at_the_producer() {
+    let mut owner = Second::owner(&[]);
+    let (sim, driver) = machine(2);
+    let importer = connect(&owner.address, &driver);
+    let imports = [(); 2].map(|()| importer.open("buffer", Access::ReadWrite).unwrap());
+    owner.ask("shrink 0");
+    let [first, second] = imports;
+    drop(first);
+    // Another import has them.
+    wait_orphans(&mut owner, 4);
+    let calls = driver.ledger().snapshot();
+    drop(second);
+    let calls = driver.ledger().snapshot().since(&calls);
+    assert_eq!((calls.of(Call::MemUnmap), calls.of(Call::MemRelease)), (4, 4), "{calls}");
+    wait_orphans(&mut owner, 0);
+    drop(importer);
+    owner.finish(&sim);
+}

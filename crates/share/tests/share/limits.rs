@@ -52,12 +52,16 @@ fn an_owner_without_descriptors_says_so_and_goes_on() {
 }
 
 #[test]
-fn gpus_are_told_apart_by_what_they_are_called_everywhere() {
+fn f_f5_gpus_are_told_apart_by_what_they_are_called_everywhere() {
     let mut owner = Second::owner(&[]);
     owner.ask("move 1");
     for (visible, found) in [(&[0, 1][..], Some(1)), (&[1, 0], Some(0)), (&[2], None)] {
         let sim = Sim::builder().visible(visible).device_bytes(1 << 30).build();
         let driver: Arc<dyn Driver> = sim.clone();
+        let other = DeviceId(visible.len() as u32 - 1);
+        let current = driver.primary_context_retain(other).unwrap();
+        // SAFETY: retained just now, and released below.
+        unsafe { driver.context_set_current(Some(current)) }.unwrap();
         let importer = connect(&owner.address, &driver);
         let calls = driver.ledger().snapshot();
         let import = importer.open("buffer", Access::Read);
@@ -80,6 +84,10 @@ fn gpus_are_told_apart_by_what_they_are_called_everywhere() {
                 assert_eq!(calls.total(), 0);
             }
         }
+        assert_eq!(driver.context_current().unwrap(), Some(current), "{visible:?}");
+        // SAFETY: no context is a valid choice.
+        unsafe { driver.context_set_current(None) }.unwrap();
+        driver.primary_context_release(other).unwrap();
     }
     owner.ask("end");
 }

@@ -11,6 +11,7 @@ mod limits;
 mod owner;
 mod processes;
 mod rounds;
+mod walls;
 
 /// What the second process runs; does nothing in the first.
 #[test]

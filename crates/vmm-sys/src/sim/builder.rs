@@ -11,7 +11,9 @@ use super::Sim;
 use super::lies::{Property, Refusal};
 use crate::call::Call;
 use crate::error::ResultCode;
-use crate::types::{ChunkProps, DeviceAttribute, GranularityKind, HandleTypes, Location, Uuid};
+use crate::types::{
+    ChunkProps, DeviceAttribute, GranularityKind, HandleTypes, Location, MemInfo, Uuid,
+};
 
 /// The most devices a simulated machine has.
 pub const DEVICES_MAX: usize = 16;
@@ -103,6 +105,8 @@ pub(super) struct Config {
     pub(super) context_bytes: u64,
     pub(super) stream_slots: usize,
     pub(super) honour_hints: bool,
+    pub(super) honour_alignment: bool,
+    pub(super) told_memory: Option<MemInfo>,
     pub(super) time: TimeMode,
     pub(super) blocked_limit: Duration,
     pub(super) host_function_grace: Duration,
@@ -179,6 +183,8 @@ impl SimBuilder {
             context_bytes: 0,
             stream_slots: STREAM_SLOTS,
             honour_hints: true,
+            honour_alignment: true,
+            told_memory: None,
             time: TimeMode::Instant,
             blocked_limit: Duration::from_secs(20),
             host_function_grace: Duration::from_millis(50),
@@ -339,6 +345,19 @@ impl SimBuilder {
     /// Whether a free address hint is followed (the real driver usually does; row D-R4).
     pub fn honour_hints(mut self, honour: bool) -> SimBuilder {
         self.config.honour_hints = honour;
+        self
+    }
+
+    /// Whether the alignment that a reservation asks for is kept; some platforms were seen to answer
+    /// with any multiple of the granularity. Default true, as was measured (row D-R3).
+    pub fn honour_alignment(mut self, honour: bool) -> SimBuilder {
+        self.config.honour_alignment = honour;
+        self
+    }
+
+    /// What `cuMemGetInfo` says of every device, whatever is true.
+    pub fn tells_memory(mut self, told: MemInfo) -> SimBuilder {
+        self.config.told_memory = Some(told);
         self
     }
 

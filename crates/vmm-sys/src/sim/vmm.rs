@@ -56,7 +56,10 @@ impl Sim {
             }
             let hint = (hint != 0 && state.config.honour_hints).then_some(hint);
             let fits = bytes <= state.config.max_reservation_bytes;
-            let align = align_bytes.max(granularity);
+            let align = match state.config.honour_alignment {
+                true => align_bytes.max(granularity),
+                false => granularity,
+            };
             match fits.then(|| state.space.reserve(bytes, align, hint)).flatten() {
                 Some(address) => {
                     state.bill(costs::reserve_ns(bytes));

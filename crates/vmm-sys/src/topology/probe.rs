@@ -150,10 +150,13 @@ fn judge(result: DriverResult<()>) -> Tried {
     if is_a_verdict(&error) { Tried::Refused(error) } else { Tried::Undecided(error) }
 }
 
+/// `CUDA_ERROR_UNKNOWN` is one: platforms that advertise the RDMA flag answer so at set access. A lost
+/// context has codes of its own.
 fn is_a_verdict(error: &DriverError) -> bool {
     matches!(
         error.code(),
-        ResultCode::INVALID_VALUE
+        ResultCode::UNKNOWN
+            | ResultCode::INVALID_VALUE
             | ResultCode::INVALID_DEVICE
             | ResultCode::NOT_FOUND
             | ResultCode::NOT_PERMITTED

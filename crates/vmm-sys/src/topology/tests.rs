@@ -40,7 +40,7 @@ fn the_measured_machine_is_described_as_it_was_measured() {
 }
 
 #[test]
-fn only_the_devices_asked_about_are_touched_and_no_context_is_made() {
+fn f_x3_only_the_devices_asked_about_are_touched_and_no_context_is_made() {
     let (sim, driver) = machine(Sim::builder().devices(3));
     let topology = Topology::probe(&driver, &[TWO, ZERO]).unwrap();
     let order: Vec<_> = topology.devices.iter().map(|facts| facts.device).collect();
@@ -86,6 +86,54 @@ fn the_try_decides_and_not_the_attribute() {
     assert!(matches!(&host_numa.tried, Tried::Refused(e) if e.call() == Call::MemSetAccess));
 }
 
+/// Every flag, refused by every call with every code that was seen: the flag alone is lost, and why
+/// is told.
+#[test]
+fn f_h2_whatever_call_refuses_a_flag_with_whatever_code_the_flag_alone_is_lost() {
+    let calls = [
+        Call::MemCreate,
+        Call::MemMap,
+        Call::MemSetAccess,
+        Call::MemExportToShareableHandle,
+        Call::MemImportFromShareableHandle,
+    ];
+    let flags = [Property::Rdma, Property::Fabric, Property::PosixFd, Property::HostNuma];
+    for (flag, call) in flags.into_iter().flat_map(|flag| calls.map(|call| (flag, call))) {
+        // Only descriptors are exported in the try: a NIC or an IMEX channel is on the other side of
+        // the others, and one's own import would prove nothing for it.
+        if flag != Property::PosixFd && calls[3..].contains(&call) {
+            continue;
+        }
+        for code in [999, 800, 801, 1, 101].map(ResultCode) {
+            let builder = Sim::builder()
+                .refuse(Property::Fabric, Call::MemCreate, ResultCode::SUCCESS)
+                .refuse(flag, call, code);
+            let (sim, driver) = machine(builder);
+            let topology = Topology::probe(&driver, &[ZERO]).unwrap();
+            sim.check_clean().unwrap();
+            let Abilities { vmm, export_fd, fabric, rdma, host_numa } =
+                &topology.devices[0].abilities;
+            let all = [
+                (Property::Rdma, rdma),
+                (Property::Fabric, fabric),
+                (Property::PosixFd, export_fd),
+                (Property::HostNuma, host_numa),
+            ];
+            assert!(vmm.works());
+            for (of, finding) in all {
+                if of != flag {
+                    assert!(finding.works(), "{of:?} beside {flag:?}: {finding}");
+                    continue;
+                }
+                let Tried::Refused(error) = &finding.tried else { panic!("{flag:?}: {finding}") };
+                assert_eq!((error.call(), error.code()), (call, code), "{flag:?}");
+                assert_eq!(finding.advertised, Some(true));
+                assert!(finding.usable().is_err(), "an attribute is no promise");
+            }
+        }
+    }
+}
+
 #[test]
 fn an_ability_is_usable_if_it_works_and_is_not_denied() {
     let vmm = DeviceAttribute::VirtualMemoryManagementSupported;
@@ -100,7 +148,7 @@ fn an_ability_is_usable_if_it_works_and_is_not_denied() {
 }
 
 #[test]
-fn a_full_device_is_not_an_unable_one() {
+fn f_h2_a_full_device_is_not_an_unable_one() {
     let (sim, driver) = machine(Sim::builder().devices(2));
     sim.inject(FaultPlan::fail(ResultCode::OUT_OF_MEMORY).on(Call::MemCreate));
     let topology = Topology::probe(&driver, &[ZERO, ONE]).unwrap();

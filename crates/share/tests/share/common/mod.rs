@@ -44,6 +44,12 @@ pub(crate) fn pattern(slot: u64) -> u8 {
     (slot * 7 + 1) as u8
 }
 
+/// What is left of a machine, in one line, as an answer is one.
+pub(crate) fn left(sim: &Sim) -> String {
+    let left = sim.check_clean().err().map(|left| left.replace('\n', "; "));
+    left.unwrap_or_else(|| "clean".to_owned())
+}
+
 /// What the second process may open, if its environment says so.
 fn limit_descriptors() {
     let Ok(most) = std::env::var("VMM_SHARE_TEST_NOFILE") else { return };
@@ -51,6 +57,36 @@ fn limit_descriptors() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let limit = rustix::process::Rlimit { current: most, maximum: limit.maximum };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+}
+
+/// Has every system call that the environment names refused in this thread and those that it begins.
+/// Says whether the system took the filter.
+fn forbid_calls() -> bool {
+    let Ok(names) = std::env::var("VMM_SHARE_TEST_FORBID") else { return false };
+    let number = |name: &str| match name {
+        "pidfd_getfd" => libc::SYS_pidfd_getfd,
+        "ptrace" => libc::SYS_ptrace,
+        "process_vm_readv" => libc::SYS_process_vm_readv,
+        "socket" => libc::SYS_socket,
+        "recvmsg" => libc::SYS_recvmsg,
+        other => panic!("no such call: {other}"),
+    };
+    let step = |code: u32, jt: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf: 0, k };
+    // The number of the call; then for each one that is forbidden, its refusal behind a comparison.
+    let mut filter = vec![step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0)];
+    for name in names.split_whitespace() {
+        let equal = step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, number(name) as u32);
+        filter.push(libc::sock_filter { jf: 1, ..equal });
+        let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+        filter.push(step(libc::BPF_RET | libc::BPF_K, 0, refusal));
+    }
+    filter.push(step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program lives during the calls, which copy it.
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    }
 }
 
 /// The descriptors of a process.

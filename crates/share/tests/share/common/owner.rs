@@ -66,7 +66,7 @@ impl Owner {
         drop((offer, exporter));
         drop((buffer, pool));
         drop(driver);
-        sim.check_clean().err().unwrap_or_else(|| "clean".to_owned())
+        super::left(&sim)
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn answers(address: Address) -> Answers {
         if words == ["end"] {
             let Reader { sim, importer, import } = reader.take()?;
             drop((import, importer));
-            return Some(sim.check_clean().err().unwrap_or_else(|| "clean".to_owned()));
+            return Some(super::left(&sim));
         }
         let reader = reader.as_mut()?;
         let mut done = || -> Result<String, ShareError> {
@@ -37,6 +37,12 @@ pub(crate) fn answers(address: Address) -> Answers {
                     let options = ImporterOptions::new(driver.clone()).timeout(SOON);
                     reader.importer = Some(Importer::connect(&address, options)?);
                     "connected".to_owned()
+                }
+                // In words, why there is no connection.
+                ["why"] => {
+                    let options = ImporterOptions::new(driver.clone()).timeout(SOON);
+                    let connected = Importer::connect(&address, options);
+                    connected.err().map_or("connected".to_owned(), |error| error.to_string())
                 }
                 ["open"] => {
                     let importer = reader.importer.as_ref().unwrap();

@@ -21,6 +21,7 @@ pub(crate) type Answers = Box<dyn FnMut(&[&str]) -> Option<String>>;
 pub(crate) fn run() {
     let Ok(role) = std::env::var(ROLE) else { return };
     super::limit_descriptors();
+    let forbidden = super::forbid_calls();
     let address = Address::Path(std::env::var(SOCKET).unwrap().into());
     let mut answers = match role.as_str() {
         "owner" => super::owner::answers(address),
@@ -33,6 +34,10 @@ pub(crate) fn run() {
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
+        if words == ["forbidden"] {
+            println!("{MARK}{}", if forbidden { "yes" } else { "no" });
+            continue;
+        }
         let Some(answer) = answers(&words) else { break };
         println!("{MARK}{answer}");
     }
