@@ -17,12 +17,12 @@ thread_local! {
 
 /// A request begins to look for memory.
 pub(crate) fn forget() {
-    LAST.with(|last| last.replace(None));
+    let _ending = LAST.try_with(|last| last.replace(None));
 }
 
-/// A remedy was refused.
+/// A remedy was refused. A thread whose own values have ended has no request to tell it to.
 pub(crate) fn note(error: &DriverError) {
-    LAST.with(|last| last.replace(Some(error.clone())));
+    let _ending = LAST.try_with(|last| last.replace(Some(error.clone())));
 }
 
 /// The same of an error that may be the driver's.
@@ -36,5 +36,5 @@ pub(crate) fn note_of(error: &Error) {
 
 /// The last that was refused since the request began.
 pub(crate) fn take() -> Option<DriverError> {
-    LAST.with(RefCell::take)
+    LAST.try_with(RefCell::take).ok().flatten()
 }
