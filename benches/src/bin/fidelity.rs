@@ -2,7 +2,7 @@
 //! side. See docs/DRIVER.md.
 //!
 //! ```text
-//! fidelity run [--driver auto|cuda|sim] --out FILE TRACE...
+//! fidelity run [--driver auto|cuda|sim] [--devices 1|2] --out FILE TRACE...
 //! fidelity compare FILE FILE
 //! ```
 //!
@@ -33,6 +33,10 @@ enum Order {
         /// Which driver.
         #[arg(long, value_enum, default_value = "auto")]
         driver: DriverRequest,
+        /// Devices that the tour uses; as many as there are, 2 at most, unless it is said. Only records
+        /// of as many devices can be compared.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=2))]
+        devices: Option<u32>,
         /// The record.
         #[arg(long)]
         out: PathBuf,
@@ -51,7 +55,9 @@ enum Order {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
-        Order::Run { driver, out, traces } => run(driver, &out, &traces).map(|()| true),
+        Order::Run { driver, devices, out, traces } => {
+            run(driver, devices, &out, &traces).map(|()| true)
+        }
         Order::Compare { first, second } => side_by_side(&first, &second),
     };
     match outcome {
@@ -63,11 +69,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(driver: DriverRequest, out: &Path, traces: &[PathBuf]) -> Result<(), Cause> {
-    let choice = choose_all(driver, 2)?;
-    eprintln!("{}", choice.why);
+fn run(
+    driver: DriverRequest,
+    asked: Option<u32>,
+    out: &Path,
+    traces: &[PathBuf],
+) -> Result<(), Cause> {
+    let choice = choose_all(driver, asked.unwrap_or(2) as usize)?;
+    let count = choice.driver.device_count()?;
+    let devices = asked.unwrap_or(count.min(2));
+    if devices > count {
+        return Err(format!("--devices {devices}: this machine has {count}").into());
+    }
+    eprintln!("{}; devices: {devices}", choice.why);
     let mut file = File::create(out)?;
-    work::all(&choice, traces, |row| {
+    work::all(&choice, devices, traces, |row| {
         // Line by line: what was finished before a failure is still true.
         writeln!(file, "{}", serde_json::to_string(&row)?)?;
         eprintln!("{}", row.work);
@@ -81,7 +97,7 @@ fn rows(path: &Path) -> Result<Vec<Row>, Cause> {
 }
 
 fn side_by_side(first: &Path, second: &Path) -> Result<bool, Cause> {
-    let comparison = compare(&rows(first)?, &rows(second)?);
+    let comparison = compare(&rows(first)?, &rows(second)?)?;
     print!("{}", comparison.text);
     Ok(comparison.unexplained == 0)
 }

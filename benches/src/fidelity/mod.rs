@@ -16,6 +16,8 @@ pub struct Row {
     pub work: String,
     /// On which driver.
     pub driver: String,
+    /// How many devices the work could use: the tour does more with two.
+    pub devices: u32,
     /// Driver calls, by the driver's name.
     pub calls: BTreeMap<String, u64>,
     /// Microseconds in them: measured on a GPU, modelled on the simulated device.
@@ -30,6 +32,7 @@ impl Row {
         Row {
             work,
             driver: driver.kind().to_string(),
+            devices: 0, // said by who knows: [`work::all`]
             calls: calls.nonzero().map(|(call, count)| (named(call), count)).collect(),
             us: calls
                 .nonzero()

@@ -25,22 +25,24 @@ const STEPS: u64 = 400;
 const BATCH: usize = 24;
 const PROMPT_TOKENS: u64 = 500;
 
-/// Does all of it, and gives each row to `tell`.
+/// Does all of it on the first `devices`, and gives each row to `tell`.
 ///
 /// # Errors
 /// What went wrong first: a trace that cannot be read, or an allocator that failed.
 pub fn all(
     choice: &DriverChoice,
+    devices: u32,
     traces: &[impl AsRef<Path>],
     mut tell: impl FnMut(Row) -> Result<(), Cause>,
 ) -> Result<(), Cause> {
+    let mut tell = |row: Row| tell(Row { devices, ..row });
     choice.driver.ledger().set_timing(true);
     for path in traces {
         replays(&choice.driver, path.as_ref(), &mut tell)?;
     }
     tell(contiguous(&choice.driver)?)?;
     tell(paged(&choice.driver)?)?;
-    toured(choice, &mut tell)
+    toured(choice, devices, &mut tell)
 }
 
 /// The traces under the settings that matter.
@@ -76,9 +78,9 @@ fn replays(
 /// Each step of the tour, without the one that starts another process.
 fn toured(
     choice: &DriverChoice,
+    devices: u32,
     tell: &mut impl FnMut(Row) -> Result<(), Cause>,
 ) -> Result<(), Cause> {
-    let devices = choice.driver.device_count()?.min(2);
     let plan = TourPlan {
         driver: choice.driver.clone(),
         sim: choice.sim.clone(),

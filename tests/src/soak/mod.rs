@@ -7,7 +7,7 @@
 //! operations.
 //!
 //! Now and then there is a quiet point: every thread drops what it holds, and what is left must be what
-//! was left at the first one ([`quiet`]).
+//! was left at the first one (`quiet`).
 
 mod blocks;
 mod board;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::os::Process;
 use super::quiet::Marks;
-use super::worker::KINDS;
+use super::worker::{KINDS, Kind};
 use super::world::{Slot, World};
 
 /// From so many operations on every kind must have been done. In a shorter run a rare one may have found
@@ -84,19 +84,22 @@ pub(super) fn progress(world: &World, begun: Instant) -> String {
     line
 }
 
+/// The kinds that should have been done by then and were not.
+fn never(devices: u32, done: &[u64]) -> Vec<&'static str> {
+    if done.iter().sum::<u64>() < SHORT {
+        return Vec::new();
+    }
+    let lacks = |(kind, done): &(&Kind, &u64)| **done == 0 && kind.needs_devices <= devices;
+    KINDS.iter().zip(done).filter(lacks).map(|(kind, _)| kind.name).collect()
+}
+
 /// Tells the whole of it, and that every kind of operation was done.
 pub(super) fn report(world: &World, marks: &Marks, begun: Instant) -> Report {
     let seconds = begun.elapsed().as_secs_f64();
     let done = by_kind(world, |slot| &slot.done);
     let refused = by_kind(world, |slot| &slot.refused);
     let operations: u64 = done.iter().sum();
-    let rare = operations >= SHORT;
-    let never: Vec<_> = KINDS
-        .iter()
-        .zip(&done)
-        .filter(|(_, done)| rare && **done == 0)
-        .map(|(it, _)| it.name)
-        .collect();
+    let never = never(world.options.devices, &done);
     let failure = world.failure().or_else(|| {
         (!never.is_empty()).then(|| format!("never done in the whole run: {}", never.join(", ")))
     });
@@ -135,4 +138,25 @@ pub(super) fn report(world: &World, marks: &Marks, begun: Instant) -> Report {
     let kinds = kinds.map(|(it, (done, refused))| format!("\"{}\":[{done},{refused}]", it.name));
     let _ = write!(json, ",\"kinds\":{{{}}}", kinds.collect::<Vec<_>>().join(","));
     Report { failure, json }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each kind done so often, but for one.
+    fn all_but(name: &str, each: u64) -> Vec<u64> {
+        KINDS.iter().map(|kind| if kind.name == name { 0 } else { each }).collect()
+    }
+
+    #[test]
+    fn a_kind_that_was_never_done_is_told_unless_the_run_was_short_or_of_too_few_devices() {
+        for name in ["alloc", "elastic_move", "elastic_grant"] {
+            assert_eq!(never(1, &all_but(name, SHORT)), [name]);
+        }
+        assert_eq!(never(2, &all_but("elastic_revoke", SHORT)), ["elastic_revoke"]);
+        assert!(never(1, &all_but("elastic_revoke", SHORT)).is_empty());
+        assert!(never(2, &all_but("alloc", 1)).is_empty(), "a short run");
+        assert!(never(2, &all_but("none of them", SHORT)).is_empty());
+    }
 }

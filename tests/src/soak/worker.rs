@@ -23,13 +23,22 @@ pub(super) struct Kind {
     pub(super) name: &'static str,
     weight: u64,
     act: fn(&mut Worker<'_>) -> Step,
+    /// On fewer devices there is nothing to do it with.
+    pub(super) needs_devices: u32,
 }
 
 const fn kind(name: &'static str, weight: u64, act: fn(&mut Worker<'_>) -> Step) -> Kind {
-    Kind { name, weight, act }
+    Kind { name, weight, act, needs_devices: 1 }
 }
 
-/// Every kind of operation. Each must have been done by the end of a run that is not short.
+impl Kind {
+    const fn across(self) -> Kind {
+        Kind { needs_devices: 2, ..self }
+    }
+}
+
+/// Every kind of operation. Each must have been done by the end of a run that is not short, if the
+/// devices are enough for it.
 pub(super) const KINDS: &[Kind] = &[
     kind("alloc", 300, blocks::alloc),
     kind("alloc_with", 60, blocks::alloc_with),
@@ -57,7 +66,8 @@ pub(super) const KINDS: &[Kind] = &[
     kind("elastic_share", 8, elastic::share),
     kind("elastic_unshare", 4, elastic::unshare),
     kind("elastic_grant", 6, elastic::grant),
-    kind("elastic_revoke", 4, elastic::revoke),
+    // A buffer's home keeps its access: it is another device that loses it.
+    kind("elastic_revoke", 4, elastic::revoke).across(),
     kind("elastic_move", 10, elastic::migrate),
     kind("elastic_move_async", 8, elastic::migrate_async),
     kind("elastic_home", 4, elastic::come_home),

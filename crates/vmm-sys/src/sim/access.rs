@@ -36,8 +36,8 @@ impl Sim {
                 )));
             }
             let starts = state.whole_regions(address, bytes)?;
-            // A hole between two mappings is skipped (row D-A9), one at an end is refused: whether
-            // the driver agrees on the ends is asked by row D-N10.
+            // A hole at an end is refused. With one between two mappings the answer is OK, and what
+            // lies behind the first hole got nothing (rows D-A9 and D-N10).
             let end = |start: &u64| start + state.regions[start].bytes;
             let reaches =
                 starts.first() == Some(&address) && starts.last().map(end) == Some(address + bytes);
@@ -46,8 +46,15 @@ impl Sim {
                     "{address:#x} and {bytes} bytes do not begin and end with a mapping"
                 )));
             }
+            let mut reached = address;
+            let before_hole = |start: &&u64| {
+                let touches = **start == reached;
+                reached = end(start);
+                touches
+            };
+            let granted: Vec<u64> = starts.iter().take_while(before_hole).copied().collect();
             state.check_grantees(&starts, grants)?;
-            let cost = starts.iter().map(|start| state.grant(*start, grants)).sum();
+            let cost = granted.iter().map(|start| state.grant(*start, grants)).sum();
             state.bill(cost);
             Ok(())
         })

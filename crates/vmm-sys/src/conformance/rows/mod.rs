@@ -93,7 +93,7 @@ pub const ROWS: &[Row] = &[
     check("D-A6", "access", "a remap starts with none", ONE, access::d_a6),
     check("D-A7", "access", "a peer needs only the grant", TWO, access::d_a7),
     check("D-A8", "access", "the current context decides", TWO, access::d_a8),
-    check("D-A9", "access", "a hole between two mappings is skipped", ONE, access::d_a9),
+    check("D-A9", "access", "what lies behind a hole gets no access", ONE, access::d_a9),
     check("D-U1", "unmap", "parts of a mapping are refused", ONE, unmap::d_u1),
     check("D-U2", "unmap", "holes are no matter", ONE, unmap::d_u2),
     check("D-U3", "unmap", "several mappings in one call", ONE, unmap::d_u3),

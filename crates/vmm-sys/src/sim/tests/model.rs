@@ -110,13 +110,14 @@ impl Model {
         let (first, count) = (numbers.below(SLOTS), numbers.below(4) + 1);
         let kinds = [Access::None, Access::Read, Access::ReadWrite, Access::ReadWrite];
         let access = kinds[numbers.below(4) as usize];
-        // Holes between mappings are skipped (row D-A9).
+        // A hole between mappings ends what is granted, and is no error (row D-A9).
         let ends = [first, first + count - 1];
         let hole_at_end = ends.iter().any(|slot| !self.slots.contains_key(slot));
         let expected = if first + count > SLOTS || hole_at_end || self.cuts(first, count) {
             Code::INVALID_VALUE
         } else {
-            for (_, slot) in self.slots.range_mut(first..first + count) {
+            for index in first..first + count {
+                let Some(slot) = self.slots.get_mut(&index) else { break };
                 slot.access = access;
             }
             Code::SUCCESS
