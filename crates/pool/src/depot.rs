@@ -310,9 +310,10 @@ impl Depot {
             Ok(warm) => {
                 let Some(chunk) = Arc::into_inner(chunk) else { return Ok(bytes) };
                 let mut stock = self.stock.lock();
-                // The shortest one may come anyway: a mark need not be a multiple of it.
+                // The shortest one may pass the mark, which need not be a multiple of it.
+                let is_shortest = bytes <= self.terms.granularity_bytes;
                 let has_room = stock.bytes().saturating_add(bytes) <= most_bytes
-                    || bytes <= self.terms.granularity_bytes;
+                    || is_shortest && stock.bytes() < most_bytes;
                 if has_room {
                     stock.put(chunk, warm);
                     return Ok(bytes);
