@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vmm_pool::{Buffer, Contents, ElasticBuffer, Error, Lane, Place, Pool, PoolBuilder};
+use vmm_sys::caught::caught;
 use vmm_sys::object::{Stream, retry_failed_drops};
 use vmm_sys::sim::Sim;
-use vmm_sys::{Access, CaptureMode, DeviceId, Driver};
+use vmm_sys::{Access, Call, CaptureMode, DeviceId, Driver};
 
 use crate::common::elastic::G;
 use crate::common::{HOME, MIB};
@@ -89,11 +90,25 @@ fn free_crossed(scene: &Scene) -> Result<(), Error> {
 fn capture(scene: &Scene) -> Result<(), Error> {
     let scope = scene.lane.capture()?;
     let (sim, stream) = (&scene.sim, scene.lane.stream().handle());
-    // SAFETY: the stream is live, and so is the graph until it is destroyed.
-    unsafe { sim.capture_begin(HOME, stream, CaptureMode::Global) }?;
+    // SAFETY: the stream is live.
+    let begin = || unsafe { sim.capture_begin(HOME, stream, CaptureMode::Global) };
+    caught(Call::StreamBeginCapture, begin)?;
     let block = scene.lane.alloc(5 * MIB).map(drop);
-    // SAFETY: as above.
-    unsafe { sim.capture_end(HOME, stream).and_then(|graph| sim.graph_destroy(HOME, graph)) }?;
+    // SAFETY: the stream is live, and so is the graph until it is destroyed.
+    let end = || unsafe {
+        let graph = sim.capture_end(HOME, stream)?;
+        caught(Call::GraphDestroy, || sim.graph_destroy(HOME, graph)).or_else(|error| {
+            sim.clear_faults();
+            sim.graph_destroy(HOME, graph).and(Err(error))
+        })
+    };
+    // A program has to end what it began.
+    let ended = caught(Call::StreamEndCapture, end).or_else(|error| {
+        sim.clear_faults();
+        let _ended_before = end();
+        Err(error)
+    });
+    ended?;
     drop(scope.finish());
     block
 }
