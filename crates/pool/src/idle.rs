@@ -12,8 +12,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmm_sys::caught::thrown;
-
 use crate::device::Device;
 use crate::lane::{Wait, sweep, trim_if_idle};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,9 +34,7 @@ impl Default for Clock {
 impl Clock {
     /// The time, in milliseconds since some fixed moment.
     pub(crate) fn now_ms(&self) -> u64 {
-        // One that throws stands still: nothing is idle by it. Asked under the lock of a stock, too.
-        let time = thrown(|| (self.0)()).unwrap_or_default();
-        u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+        u64::try_from((self.0)().as_millis()).unwrap_or(u64::MAX)
     }
 }
 
@@ -155,8 +151,7 @@ pub(crate) fn empty_idle(
         };
         if tick.is_some_and(|tick| trim_if_idle(lane, tick, turn)) {
             device.watch.emptied.fetch_add(1, Ordering::Relaxed);
-            vmm_sys::say!(
-                debug,
+            tracing::debug!(
                 device = device.plan.device.0,
                 lane = lane.id,
                 "an idle lane was emptied"

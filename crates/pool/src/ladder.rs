@@ -224,13 +224,14 @@ impl Climb {
             device.ladder.failed();
             return false;
         };
-        let _within = vmm_sys::within!(
+        let span = tracing::debug_span!(
             "vmm_pool.reclaim",
             device = device.plan.device.0,
             bytes = request.bytes(),
             ?rung
         );
         let wait = if request.may_wait() { Wait::Yes } else { Wait::No };
+        let _entered = span.enter();
         match rung {
             Rung::Create | Rung::Exact | Rung::OwnOnly => {}
             Rung::WaitLimbo => {

@@ -285,7 +285,8 @@ fn try_pair(
     read: Read,
 ) -> Result<Mapping, (Trouble, Option<Mapping>)> {
     let (driver, owner, turn) = (&device.driver, device.plan.device, Turn::Requester);
-    let _within = vmm_sys::within!("vmm_pool.peer", owner = owner.0, accessor = accessor.0);
+    let span = tracing::debug_span!("vmm_pool.peer", owner = owner.0, accessor = accessor.0);
+    let _entered = span.enter();
     let bytes = chunk.bytes();
     let error = |error| (Trouble::Error(error), None);
     let range = turn.with(|| Range::reserve(driver, bytes, bytes, 0)).map_err(error)?;
@@ -356,6 +357,6 @@ fn standing(
 /// Takes an anchor away; its chunk stays with [`Peers`]. Gives it, if the driver refuses.
 fn unmap(mapping: Mapping) -> Option<Mapping> {
     let (mapping, error) = Turn::Requester.with(|| mapping.unmap()).err()?;
-    crate::obstacle::tell(&error, "an anchor could not be unmapped");
+    tracing::warn!(%error, "an anchor could not be unmapped; tried again later");
     Some(mapping)
 }

@@ -5,8 +5,7 @@
 //! thread that was bringing memory to a lane meanwhile finds the policy's version changed when it
 //! publishes, and grants once more.
 
-use vmm_sys::caught::caught;
-use vmm_sys::{Access, AccessGrant, Call, DeviceId, DriverError, Location};
+use vmm_sys::{Access, AccessGrant, DeviceId, DriverError, Location};
 
 use crate::device::Device;
 use crate::elastic::access::Word;
@@ -163,7 +162,7 @@ fn restore(device: &Device, debts: Vec<Debt>) {
             && let Err(error) = Turn::Requester.with(set)
             && is_there()
         {
-            vmm_sys::say!(warn, %error, %accessor, "an access could not be taken back; tried again later");
+            tracing::warn!(%error, %accessor, "an access could not be taken back; tried again later");
             left.push(debt);
         }
     }
@@ -192,9 +191,7 @@ fn lanes(device: &Device, grant: AccessGrant) -> Result<(), DriverError> {
     let all = device.lanes.lock().all();
     for lane in all {
         for (address, bytes) in placed(lane) {
-            let set = || {
-                caught(Call::MemSetAccess, || device.driver.set_access(address, bytes, &[grant]))
-            };
+            let set = || device.driver.set_access(address, bytes, &[grant]);
             if let Err(error) = Turn::Requester.with(set)
                 // What has left its address meanwhile needs no grant.
                 && placed(lane).contains(&(address, bytes))

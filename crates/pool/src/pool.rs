@@ -31,7 +31,6 @@ use crate::place::Place;
 use crate::places::Places;
 use crate::policy;
 use crate::stats::{DeviceStats, PoolStats};
-use crate::sync::atomic::Ordering;
 use crate::trace::Recorder;
 use crate::turn::Turn;
 
@@ -80,7 +79,8 @@ fn fill(device: &Device, bytes: u64, most_bytes: u64) -> Result<u64, Error> {
     if bytes == 0 {
         return Ok(0);
     }
-    let _within = vmm_sys::within!("vmm_pool.stock", device = device.plan.device.0, bytes);
+    let span = tracing::debug_span!("vmm_pool.stock", device = device.plan.device.0, bytes);
+    let _entered = span.enter();
     device.depot.stock_up(bytes, most_bytes, Turn::Requester, &|| false).map_err(|shortage| {
         match shortage {
             Shortage::Limit => stock_shortage(device, bytes, None),
@@ -108,9 +108,6 @@ impl Pool {
     }
 
     fn device(&self, device: DeviceId) -> Result<&Arc<Device>, Error> {
-        if vmm_sys::process::is_forked_child() {
-            return Err(Error::DriverGone);
-        }
         self.0.places.device(device).ok_or(Error::UnknownDevice { device })
     }
 
@@ -124,6 +121,9 @@ impl Pool {
     /// [`Error::UnknownDevice`] if the pool does not manage the stream's device, or the stream is
     /// another driver's.
     pub fn lane(&self, stream: &Stream) -> Result<Lane, Error> {
+        if vmm_sys::process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         let device = self.device(stream.device())?;
         if !std::ptr::addr_eq(Arc::as_ptr(stream.driver()), Arc::as_ptr(&self.0.places.driver)) {
             return Err(Error::UnknownDevice { device: stream.device() });
@@ -189,9 +189,6 @@ impl Pool {
     /// Looks now whether a cold buffer is to move ([`PoolBuilder::balance`]), as the background
     /// thread does every 100 ms. Does nothing in a pool without balance, and waits for no move.
     pub fn rebalance(&self) {
-        if vmm_sys::process::is_forked_child() {
-            return;
-        }
         if let Some(balancer) = &self.0.places.balancer {
             balancer.look(&self.0.places, true);
         }
@@ -220,9 +217,6 @@ impl Pool {
         tag: &str,
         change: impl Fn(&Operation<'_>) -> Result<Option<u64>, Error>,
     ) -> Result<Slept, Error> {
-        if vmm_sys::process::is_forked_child() {
-            return Err(Error::DriverGone);
-        }
         let mut bodies = self.0.places.bodies();
         bodies.retain(|body| body.shape.tag.as_deref() == Some(tag));
         if bodies.is_empty() {
@@ -260,16 +254,12 @@ impl Pool {
     /// [`Error::UnknownDevice`]; [`ElasticError::HomeAccess`](crate::ElasticError::HomeAccess);
     /// [`ElasticError::Busy`](crate::ElasticError::Busy) from a hook; the driver's.
     pub fn grant(&self, owner: DeviceId, accessor: DeviceId, access: Access) -> Result<(), Error> {
-        self.device(owner)?;
         policy::change(&self.0.places, owner, accessor, access)
     }
 
     /// What every device may do with the memory of every other: policy, buffers, what was found
     /// out, links. Pairs that nobody named are not touched.
     pub fn access_matrix(&self) -> AccessMatrix {
-        if vmm_sys::process::is_forked_child() {
-            return AccessMatrix::default();
-        }
         crate::access_matrix::read(&self.0.places)
     }
 
@@ -285,7 +275,6 @@ impl Pool {
                 let device = self.device(device)?;
                 fill(device, bytes, bytes.max(device.plan.stock_high_bytes))
             }
-            Place::HostNuma(_) if vmm_sys::process::is_forked_child() => Err(Error::DriverGone),
             place @ Place::HostNuma(_) => self.0.places.site(place)?.fill(bytes),
         }
     }
@@ -300,7 +289,7 @@ impl Pool {
         if device.driver.is_gone() {
             return Err(Error::DriverGone);
         }
-        let _within = vmm_sys::within!("vmm_pool.trim", device = device.plan.device.0);
+        let _span = tracing::debug_span!("vmm_pool.trim", device = device.plan.device.0).entered();
         let before = device.depot.held_bytes();
         let lanes = device.lanes.lock().all();
         for lane in lanes {
@@ -329,7 +318,8 @@ impl Pool {
         if device.driver.is_gone() {
             return Err(Error::DriverGone);
         }
-        let _within = vmm_sys::within!("vmm_pool.trim", device = device.plan.device.0);
+        let span = tracing::debug_span!("vmm_pool.trim", device = device.plan.device.0);
+        let _entered = span.enter();
         let turn = Turn::Requester;
         let min_ms = u64::try_from(min_idle.as_millis()).unwrap_or(u64::MAX);
         let now_ms = device.watch.now_ms();
@@ -344,19 +334,12 @@ impl Pool {
         Ok(given)
     }
 
-    /// The figures of every device; of none in a forked child.
+    /// The figures of every device.
     pub fn stats(&self) -> PoolStats {
-        if vmm_sys::process::is_forked_child() {
-            return PoolStats::default();
-        }
         let devices = self.0.places.devices.iter().map(|d| (d.plan.device, d.stats())).collect();
         let hosts = self.0.places.hosts.iter().map(Host::stats).collect();
         let balance = self.0.places.balancer.as_ref().map(Balancer::stats);
-        let mut broken: Vec<_> =
-            self.0.places.devices.iter().flat_map(|device| device.wrecks.broken()).collect();
-        broken.extend(self.0.places.bodies().iter().filter_map(|body| body.broken()));
-        let thread_panics = self.0.places.thread_panics.load(Ordering::Relaxed);
-        PoolStats { devices, hosts, balance, broken, thread_panics }
+        PoolStats { devices, hosts, balance }
     }
 
     /// The figures of one device, if the pool manages it.
@@ -366,9 +349,6 @@ impl Pool {
 
     /// Starts new peaks from the present figures.
     pub fn reset_peaks(&self) {
-        if vmm_sys::process::is_forked_child() {
-            return;
-        }
         for device in &self.0.places.devices {
             device.reset_peaks();
         }
@@ -380,9 +360,6 @@ impl Pool {
     /// # Errors
     /// The first that does not hold, in words.
     pub fn verify(&self) -> Result<(), String> {
-        if vmm_sys::process::is_forked_child() {
-            return Err(Error::DriverGone.to_string());
-        }
         self.0.places.devices.iter().try_for_each(|device| crate::verify::device(device))?;
         elastic::verify::buffers(&self.0.places)
     }

@@ -9,7 +9,6 @@
 //! This crate knows nothing of pools.
 
 pub mod call;
-pub mod caught;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod cuda;

@@ -98,8 +98,7 @@ impl Settings {
         let names = std::env::vars_os().map(|(name, _)| name);
         for name in unknown(names) {
             let known = VARIABLES.map(|variable| variable.name).join(", ");
-            vmm_sys::say!(
-                warn,
+            tracing::warn!(
                 "{name} is no variable of the pool, and changes nothing; known: {known}"
             );
         }

@@ -24,7 +24,7 @@ impl Operation<'_> {
         match turn.with(|| shadow.unmap()) {
             Ok(chunk) => give_back(site, chunk, origin, turn),
             Err((shadow, error)) => {
-                crate::obstacle::tell(&error, "an address of a move could not be unmapped");
+                tracing::warn!(%error, "an address of a move could not be unmapped; tried again later");
                 if let Some(shadow) = self.keep_alias(slot, shadow) {
                     site.depot.leaving.add(std::iter::once(shadow), Vec::new());
                 }
@@ -58,7 +58,7 @@ impl Operation<'_> {
             for alias in aliases {
                 // Only the thread that holds the operation changes the slot: the chunk is still there.
                 if let Err((alias, error)) = Turn::Requester.with(|| alias.unmap()) {
-                    vmm_sys::say!(debug, %error, "an address of a move is still mapped");
+                    tracing::debug!(%error, "an address of a move is still mapped");
                     drop(self.keep_alias(slot, alias));
                 }
             }

@@ -19,7 +19,6 @@ use super::error::ElasticError;
 use super::hooks::{BackingChange, Cause, Hooks, Phase};
 use super::state::{Backing, Life, State};
 use super::uses::Uses;
-use crate::broken::{Broken, BrokenPart, Since};
 use crate::budget::Budget;
 use crate::device::Device;
 use crate::error::Error;
@@ -107,12 +106,6 @@ impl Body {
 
     /// Looks at the buffer. No driver call while the answer is held.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        if vmm_sys::process::is_forked_child() {
-            // Somebody may have held the lock at the fork, who is not here. The child sees a buffer
-            // without memory; what a look takes is not given back, for nobody looks twice.
-            let empty = State::new(self.keeper.plan.device, BTreeMap::new());
-            return Box::leak(Box::new(Mutex::new(empty))).lock();
-        }
         self.state.lock()
     }
 
@@ -162,7 +155,6 @@ impl Body {
         if state.life != Life::Open {
             return Err(ElasticError::Ended.into());
         }
-        state.check_whole()?;
         state.operating = true;
         drop(state);
         Ok(self.begin())
@@ -189,7 +181,7 @@ impl Body {
         }
         {
             let mut state = self.state();
-            if state.operating || state.life != Life::Open || state.broken.is_some() {
+            if state.operating || state.life != Life::Open {
                 return None;
             }
             state.operating = true;
@@ -226,22 +218,10 @@ impl Body {
 
     /// Makes sure that all memory can be used, as far as the driver lets.
     pub(crate) fn mend(&self) -> Result<(), Error> {
-        if vmm_sys::process::is_forked_child() {
-            return Err(Error::DriverGone);
-        }
-        {
-            let state = self.state();
-            state.check_whole()?;
-            if state.stuck.is_empty() {
-                return Ok(());
-            }
+        if self.state().stuck.is_empty() {
+            return Ok(());
         }
         self.operate()?.check_mended()
-    }
-
-    /// Who broke it, if somebody did.
-    pub(crate) fn broken(&self) -> Option<Broken> {
-        self.state().broken.clone()
     }
 
     /// Refuses what needs memory while it is asleep.
@@ -260,7 +240,7 @@ pub(crate) fn is_operating() -> bool {
 
 /// The right to change a buffer's memory, one thread's at a time.
 #[derive(Debug)]
-pub(crate) struct Operation<'a>(pub(super) &'a Body, Since, PhantomData<*const ()>);
+pub(crate) struct Operation<'a>(pub(super) &'a Body, PhantomData<*const ()>);
 
 thread_local! {
     /// Operations of this thread: more than one where a hook or a callback begins another.
@@ -270,23 +250,24 @@ thread_local! {
 impl Drop for Operation<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        if self.1.has_panicked() {
-            let part = BrokenPart::Elastic { address: self.0.address() };
-            state.broken = Some(Broken::here(part));
-        }
         if state.life == Life::Ending {
             // Nobody can begin another operation, so nothing comes between.
             state.life = Life::Ended;
             drop(state);
-            self.end();
+            let home = self.0.places.device(self.0.home()).unwrap_or(&self.0.keeper);
+            home.elastic.closed(self.0.range.bytes());
+            self.decommit_all(Cause::End);
+            state = self.0.state();
+            let asleep = state.asleep.take();
+            drop(state);
+            drop(asleep);
             state = self.0.state();
         }
         state.operating = false;
-        let (has_ended, is_broken) = (state.life == Life::Ended, state.broken.is_some());
+        let has_ended = state.life == Life::Ended;
         drop(state);
         OPERATIONS.with(|it| it.set(it.get() - 1));
-        if has_ended || is_broken {
-            // None of them will get further.
+        if has_ended {
             self.0.operation_ended.notify_all();
         } else {
             self.0.operation_ended.notify_one();
@@ -295,28 +276,11 @@ impl Drop for Operation<'_> {
 }
 
 impl<'a> Operation<'a> {
-    /// Takes everything away: the buffer ends.
-    fn end(&self) {
-        let body = self.0;
-        let home = body.places.device(body.home()).unwrap_or(&body.keeper);
-        home.elastic.closed(body.range.bytes());
-        let broken = body.broken();
-        if let Some(broken) = broken {
-            // Nobody knows what stands where, nor behind whom.
-            vmm_sys::say!(error, %broken, "its memory is kept for good");
-            body.state().keep_for_good();
-            return;
-        }
-        self.decommit_all(Cause::End);
-        let asleep = body.state().asleep.take();
-        drop(asleep);
-    }
-
     /// Nobody else changes the buffer now.
     fn begin(body: &'a Body) -> Operation<'a> {
         OPERATIONS.with(|it| it.set(it.get() + 1));
         // Counted in this thread, so it ends there.
-        Operation(body, Since::now(), PhantomData)
+        Operation(body, PhantomData)
     }
 
     /// Tries again what failed moves could not bring back.

@@ -168,9 +168,6 @@ impl ElasticBuffer {
     /// [`ElasticError::BeyondCapacity`], [`ElasticError::UnknownPlace`]; later ones are in the
     /// answer.
     pub fn migrate_async(&self, to: impl Into<Move>) -> Result<Migration, Error> {
-        if vmm_sys::process::is_forked_child() {
-            return Err(Error::DriverGone);
-        }
         let order = to.into();
         self.pool.places().site(order.to)?;
         if let Some(range) = &order.range {
@@ -210,7 +207,8 @@ impl Operation<'_> {
             effort: Effort::Ladder,
             shut: false,
         };
-        let _within = vmm_sys::within!("vmm_pool.move", address = body.address(), to = %to);
+        let span = tracing::debug_span!("vmm_pool.move", address = body.address(), to = %to);
+        let _entered = span.enter();
         let targets = slots.into_iter().map(|slot| Target::chosen(slot, to));
         match home {
             None => self.relocate(targets, &terms, |_| {}),

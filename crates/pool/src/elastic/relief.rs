@@ -50,7 +50,7 @@ pub(crate) fn help(places: &Places, here: Place, way: Way, request: &Request) ->
         let ways = Ways { home: way == Way::Neighbour, host: way == Way::Host };
         let returned = operation.give_back(here, missing_bytes, ways, Duration::ZERO);
         if let Some((bytes, error)) = returned.refused {
-            vmm_sys::say!(debug, bytes, %error, "borrowed memory is not given back");
+            tracing::debug!(bytes, %error, "borrowed memory is not given back");
             obstacle::note_of(&error);
         }
         Some(returned.home_bytes + returned.host_bytes)
@@ -104,7 +104,7 @@ impl Operation<'_> {
                     moved += self.bytes_of(chunks.gone());
                 }
                 Err(error) => {
-                    vmm_sys::say!(debug, %error, to = %site.place, "a buffer is not moved");
+                    tracing::debug!(%error, to = %site.place, "a buffer is not moved");
                     obstacle::note_of(&error);
                 }
             }

@@ -232,7 +232,7 @@ impl Operation<'_> {
             && let Err(error) = copier.stream.synchronize()
         {
             // Nobody is held yet. A copy may be under way behind which no event was recorded.
-            vmm_sys::say!(warn, %error, "the end of a move's copies is not known");
+            tracing::warn!(%error, "the end of a move's copies is not known");
         }
         let done = copied.and_then(|()| {
             if let Some(held) = tools.held.take() {
@@ -243,7 +243,7 @@ impl Operation<'_> {
         match done {
             Ok(()) => Ok(closed),
             Err(error) => {
-                vmm_sys::say!(debug, %error, "a move is taken back");
+                tracing::debug!(%error, "a move is taken back");
                 // No copy may be under way when its target goes.
                 copier.settle(legs.len());
                 self.take_back(legs);

@@ -38,7 +38,7 @@ impl Operation<'_> {
             && let Err(error) = copier.stream.synchronize()
         {
             // Nothing may be written any more when the memory goes.
-            vmm_sys::say!(warn, %error, "the end of a scrub is not known");
+            tracing::warn!(%error, "the end of a scrub is not known");
         }
         body.places.copiers.put(copier);
         zeroed?;

@@ -183,7 +183,7 @@ impl Operation<'_> {
     /// The chunk goes on to stand where it stood. What the driver refuses is tried again later.
     fn unmap_twin(&self, twin: &Twin, mapping: Mapping) {
         let Err((mapping, error)) = Turn::Requester.with(|| mapping.unmap()) else { return };
-        crate::obstacle::tell(&error, "an address of a shared chunk could not be unmapped");
+        tracing::warn!(%error, "an address of a shared chunk could not be unmapped; tried again later");
         if let Some(Depot { leaving, .. }) = self.depot_of(twin.from) {
             leaving.add_shared(std::iter::once(mapping), Vec::new(), &twin.footing);
         }

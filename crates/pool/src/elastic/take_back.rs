@@ -33,7 +33,7 @@ impl Operation<'_> {
                 Stage::New { mapping, old } => match Turn::Requester.with(|| mapping.unmap()) {
                     Ok(_) => self.stand(leg.slot, Stuck::Unmapped(old), &grants),
                     Err((mapping, error)) => {
-                        vmm_sys::say!(warn, %error, "a chunk stays where a failed move brought it");
+                        tracing::warn!(%error, "a chunk stays where a failed move brought it");
                         let backing = self.stand(leg.slot, Stuck::Ungranted(mapping), &grants);
                         self.stay(leg, backing, old);
                         leg.stage = Stage::Stays;
@@ -58,7 +58,7 @@ impl Operation<'_> {
             self.mend();
         }
         if let Some(slot) = self.0.state().stuck.first() {
-            vmm_sys::say!(error, slot, "users go on without memory that could not be brought back");
+            tracing::error!(slot, "users go on without memory that could not be brought back");
         }
     }
 
@@ -69,7 +69,7 @@ impl Operation<'_> {
             Stuck::Unmapped(chunk) => match self.map(slot, chunk.clone()) {
                 Ok(mapping) => mapping,
                 Err(error) => {
-                    vmm_sys::say!(warn, %error, slot, "a chunk could not be mapped back; tried again later");
+                    tracing::warn!(%error, slot, "a chunk could not be mapped back; tried again later");
                     return Backing::Stuck(Stuck::Unmapped(chunk));
                 }
             },
@@ -77,7 +77,7 @@ impl Operation<'_> {
         match Turn::Requester.with(|| mapping.set_access(grants)) {
             Ok(()) => Backing::Mapped(mapping),
             Err(error) => {
-                vmm_sys::say!(warn, %error, slot, "a chunk could not be granted; tried again later");
+                tracing::warn!(%error, slot, "a chunk could not be granted; tried again later");
                 Backing::Stuck(Stuck::Ungranted(mapping))
             }
         }

@@ -8,7 +8,6 @@
 use vmm_sys::object::{Mapping, RelaxedCapture, Stream};
 
 use super::gate::{Asker, Gate, Pending, record};
-use super::wreck::AtDriver;
 use super::{LaneCell, retire};
 use crate::device::Device;
 use crate::obstacle;
@@ -109,10 +108,7 @@ pub(crate) fn free_special(
     let (device, retire_now, is_guarded, gates) = {
         let mut guard = cell.lock();
         // The lane cannot retire while the buffer that is being freed counts as live.
-        let Some(state) = guard.as_mut() else {
-            cell.forget_buffer();
-            return;
-        };
+        let Some(state) = guard.as_mut() else { return };
         if state.stream.is_elsewhere() {
             streams.push(state.stream.clone());
         }
@@ -151,14 +147,10 @@ fn park(
     streams: Vec<Stream>,
     mut gates: Vec<Gate>,
 ) {
-    let _at_driver = AtDriver::for_lane(cell);
     gates.extend(streams.into_iter().map(|stream| record(&device.events, stream)));
     let should_retire = {
         let mut guard = cell.lock();
-        let Some(state) = guard.as_mut() else {
-            cell.forget_buffer();
-            return;
-        };
+        let Some(state) = guard.as_mut() else { return };
         state.busy -= 1;
         if state.guards.is_some() {
             // It is unmapped when they have passed, not handed out again in the lane's own order.
@@ -220,22 +212,6 @@ pub(super) fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {
     }
 }
 
-/// What a sweep has in its hands. What is left when it is dropped goes where ended lanes leave theirs: the
-/// lane broke meanwhile, and nothing may be unmapped before its gates have passed.
-struct InHand<'a> {
-    device: &'a Device,
-    parked: Vec<Parked>,
-    retired: Vec<Retired>,
-}
-
-impl Drop for InHand<'_> {
-    fn drop(&mut self) {
-        for Retired { mapping, gates, .. } in self.retired.drain(..) {
-            self.device.depot.leaving.add(std::iter::once(mapping), gates);
-        }
-    }
-}
-
 /// What one pass of a sweep came to.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pass {
@@ -245,7 +221,7 @@ struct Pass {
 }
 
 fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
-    let (device, parked, retired) = {
+    let (device, mut parked, retired) = {
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return Pass::default() };
         let limbo = &mut state.limbo;
@@ -260,38 +236,36 @@ fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
         (state.device.clone(), parked, retired)
     };
     let _carrying = device.depot.carries.begin();
-    let counts = (parked.len(), retired.len());
-    let _at_driver = AtDriver::for_lane(cell);
-    let mut in_hand = InHand { device: &device, parked, retired };
-    let (mut free, mut refused, mut vacant) = (Vec::new(), Vec::new(), Vec::new());
+    let in_hand = (parked.len(), retired.len());
+    let (mut free, mut kept, mut vacant) = (Vec::new(), Vec::new(), Vec::new());
     // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
     match RelaxedCapture::enter(&device.driver).inspect_err(obstacle::note) {
         Ok(_relaxed) => {
             let mut asker = Asker::new(&device.events);
-            in_hand.parked.retain_mut(|entry| {
+            parked.retain_mut(|entry| {
                 entry.gates.retain_mut(|gate| !asker.ask(gate));
                 if entry.gates.is_empty() {
                     free.push((entry.offset, entry.block_bytes));
                 }
                 !entry.gates.is_empty()
             });
-            let passed = in_hand.retired.extract_if(.., |entry| {
+            for mut entry in retired {
                 entry.gates.retain_mut(|gate| !asker.ask(gate));
-                entry.gates.is_empty()
-            });
-            for entry in passed {
+                if !entry.gates.is_empty() {
+                    kept.push(entry);
+                    continue;
+                }
                 match unmap(&device, entry, turn) {
                     Ok(slots) => vacant.push(slots),
-                    Err(entry) => refused.push(entry),
+                    Err(entry) => kept.push(entry),
                 }
             }
             asker.finish();
         }
-        Err(error) => vmm_sys::say!(debug, %error, "no gate is asked"),
+        Err(_) => kept = retired,
     }
-    in_hand.retired.append(&mut refused);
     let came_back = !free.is_empty() || !vacant.is_empty();
-    let has_more = publish(cell, counts, in_hand, &free, &vacant);
+    let has_more = publish(cell, in_hand, parked, kept, &free, &vacant);
     Pass { came_back, has_more }
 }
 
@@ -303,7 +277,8 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
             Ok((first_slot, slots))
         }
         Err((mapping, error)) => {
-            obstacle::tell(&error, "a retired mapping could not be unmapped");
+            tracing::warn!(%error, "a retired mapping could not be unmapped; tried again later");
+            obstacle::note(&error);
             Err(Retired { mapping, first_slot, slots, gates })
         }
     }
@@ -313,21 +288,20 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
 /// among that, which are to be unmapped.
 fn publish(
     cell: &'static LaneCell,
-    counts: (usize, usize),
-    mut in_hand: InHand<'_>,
+    in_hand: (usize, usize),
+    parked: Vec<Parked>,
+    retired: Vec<Retired>,
     free: &[(u64, u64)],
     vacant: &[(u32, u32)],
 ) -> bool {
     let (should_retire, has_more) = {
         let mut guard = cell.lock();
-        // A busy lane does not retire; it may break.
+        // A busy lane does not retire.
         let Some(state) = guard.as_mut() else { return false };
         let is_guarded = state.guards.is_some();
         state.busy -= 1;
-        state.limbo.parked_in_hand -= counts.0;
-        state.limbo.retired_in_hand -= counts.1;
-        let (parked, retired) =
-            (std::mem::take(&mut in_hand.parked), std::mem::take(&mut in_hand.retired));
+        state.limbo.parked_in_hand -= in_hand.0;
+        state.limbo.retired_in_hand -= in_hand.1;
         // What others parked meanwhile is younger: it goes behind.
         let younger = std::mem::replace(&mut state.limbo.parked, parked);
         state.limbo.parked.extend(younger);

@@ -1,13 +1,12 @@
 //! [`LaneCell`]: the shell of a lane, which outlives it.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crossbeam::utils::CachePadded;
 use vmm_heap::{Heap, HeapConfig};
 use vmm_lock::BiasedMutex;
 use vmm_sys::object::Stream;
 
-use super::wreck::{OnUnwind, Wreck};
 use super::{Figures, LaneGuard, LaneState, Limbo, Live, Marks};
 use crate::buffer::Home;
 use crate::config::DebugMode;
@@ -27,8 +26,6 @@ pub(crate) struct LaneCell {
     number: u32,
     state: CachePadded<BiasedMutex<Option<LaneState>>>,
     pub(crate) figures: CachePadded<Figures>,
-    /// Of a lane that broke: then the shell is not used again.
-    pub(super) wreck: OnceLock<Arc<Wreck>>,
 }
 
 global! {
@@ -48,7 +45,6 @@ impl LaneCell {
             number,
             state: CachePadded::new(BiasedMutex::new(None)),
             figures: CachePadded::default(),
-            wreck: OnceLock::new(),
         }
     }
 
@@ -56,19 +52,9 @@ impl LaneCell {
         self.number
     }
 
-    pub(crate) fn lock(&'static self) -> LaneGuard {
-        LaneGuard::new(self, self.state.lock())
-    }
-
-    /// Does `work` under the lock. What throws in there leaves a wreck; that it may costs nothing until
-    /// then.
-    #[inline(always)]
-    pub(crate) fn with<R>(&'static self, work: impl FnOnce(&mut Option<LaneState>) -> R) -> R {
-        let mut guard = self.state.lock();
-        let watch = OnUnwind { cell: self, state: &mut guard };
-        let answer = work(&mut *watch.state);
-        std::mem::forget(watch);
-        answer
+    #[inline]
+    pub(crate) fn lock(&self) -> LaneGuard<'_> {
+        self.state.lock()
     }
 
     /// A shell with a new, empty lane in it.

@@ -269,7 +269,8 @@ impl PoolBuilder {
             settings.devices.push(DeviceId(0));
         }
         settings.check_lenders()?;
-        let _within = vmm_sys::within!("vmm_pool.build", devices = settings.devices.len());
+        let span = tracing::debug_span!("vmm_pool.build", devices = settings.devices.len());
+        let _entered = span.enter();
         let callbacks = Arc::new(callbacks);
         let mut devices = Vec::with_capacity(settings.devices.len());
         for device in &settings.devices {

@@ -289,10 +289,10 @@ impl Drop for Exporter {
             && let Err(error) = fs::remove_file(path)
             && error.kind() != io::ErrorKind::NotFound
         {
-            vmm_sys::say!(warn, %error, "an exporter's socket could not be removed");
+            tracing::warn!(%error, "an exporter's socket could not be removed");
         }
         if !self.core.stop(STOP_PATIENCE) {
-            vmm_sys::say!(warn, "an exporter's threads are still busy; they end on their own");
+            tracing::warn!("an exporter's threads are still busy; they end on their own");
         }
     }
 }

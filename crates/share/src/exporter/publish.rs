@@ -45,7 +45,7 @@ impl Publisher {
                 (Some(event), Ordering::Event { device, handle: name })
             }
             Err(error) => {
-                vmm_sys::say!(debug, %error, "the driver shares no events; the host tells the order");
+                tracing::debug!(%error, "the driver shares no events; the host tells the order");
                 (None, Ordering::Host)
             }
         };

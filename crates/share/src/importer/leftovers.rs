@@ -15,10 +15,7 @@ pub(super) fn end(space: Space, uses: &Arc<Uses>, deadline: Instant) {
     if uses.wait(deadline) {
         drop(space);
     } else {
-        vmm_sys::say!(
-            warn,
-            "an import ended under work of a GPU; its memory stays until that is done"
-        );
+        tracing::warn!("an import ended under work of a GPU; its memory stays until that is done");
         LEFT.lock().push((space, uses.clone()));
     }
 }

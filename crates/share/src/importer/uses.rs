@@ -50,12 +50,12 @@ impl Uses {
             }
             // The stream has lost its context, or is captured: all that is left is to wait for it.
             Err(error) => {
-                vmm_sys::say!(warn, %error, "the end of a use could not be marked");
+                tracing::warn!(%error, "the end of a use could not be marked");
                 drop(state);
                 let waited = RelaxedCapture::enter(stream.driver())
                     .and_then(|_relaxed| stream.synchronize());
                 if let Err(error) = waited {
-                    vmm_sys::say!(warn, %error, "a stream could not be waited for");
+                    tracing::warn!(%error, "a stream could not be waited for");
                 }
                 state = self.state.lock();
             }

@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use crate::address::Address;
 use crate::error::ShareError;
 use crate::importer::{Access, Import, Importer, ImporterOptions};
-use crate::steps::step;
 use crate::wire::{Message, NAME_BYTES_MAX, OwnerMessage};
 
 use super::OwnerDevice;
@@ -102,12 +101,10 @@ impl OwnerClient {
             wanted.clone();
         let question =
             OwnerMessage::Create { name, bytes, chunk_bytes, device, others_write, succeed };
-        step!("worker-create");
         let (created, write) = match self.ask(STEP, question)? {
             OwnerMessage::Created { created, write } => (created, write),
             other => return Err(self.unexpected(STEP, "created", other)),
         };
-        step!("worker-created");
         let access = if write { Access::ReadWrite } else { Access::Read };
         Ok((self.open(&wanted.name, access)?, created))
     }
@@ -143,7 +140,6 @@ impl OwnerClient {
     pub fn leave(&self, name: &str) -> Result<(), ShareError> {
         check_name(name)?;
         self.done("leaving a buffer", OwnerMessage::Leave { name: name.to_owned() })?;
-        step!("worker-left");
         self.held.lock().remove(name);
         Ok(())
     }
@@ -154,9 +150,7 @@ impl OwnerClient {
     /// [`ShareError::Refused`] if there is none, or another user has created it.
     pub fn release(&self, name: &str) -> Result<(), ShareError> {
         check_name(name)?;
-        self.done("releasing a buffer", OwnerMessage::Release { name: name.to_owned() })?;
-        step!("worker-released");
-        Ok(())
+        self.done("releasing a buffer", OwnerMessage::Release { name: name.to_owned() })
     }
 
     /// Whether the owner process still has the connection open: one system call.

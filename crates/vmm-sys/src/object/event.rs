@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use super::Stream;
 use super::drops::{Leftover, give_back_or_keep};
-use crate::call::Call;
-use crate::caught::caught;
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::types::{DeviceId, EventHandle, IpcEventHandle};
@@ -24,7 +22,7 @@ impl Event {
     /// # Errors
     /// The driver's.
     pub fn create(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<Event> {
-        let handle = caught(Call::EventCreate, || driver.event_create(device))?;
+        let handle = driver.event_create(device)?;
         Ok(Event { driver: driver.clone(), device, handle })
     }
 
@@ -33,7 +31,7 @@ impl Event {
     /// # Errors
     /// The driver's: not supported where it shares no events (row D-X7).
     pub fn create_interprocess(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<Event> {
-        let handle = caught(Call::EventCreate, || driver.event_create_interprocess(device))?;
+        let handle = driver.event_create_interprocess(device)?;
         Ok(Event { driver: driver.clone(), device, handle })
     }
 
@@ -44,8 +42,7 @@ impl Event {
     /// The driver's; an event of [`Event::create`] has no name.
     pub fn export(&self) -> DriverResult<IpcEventHandle> {
         // SAFETY: `self` owns a live handle.
-        let export = || unsafe { self.driver.ipc_event_handle(self.device, self.handle) };
-        caught(Call::IpcGetEventHandle, export)
+        unsafe { self.driver.ipc_event_handle(self.device, self.handle) }
     }
 
     /// Opens an event of another process (`cuIpcOpenEventHandle`), to be waited for and asked here:
@@ -60,7 +57,7 @@ impl Event {
         device: DeviceId,
         exported: &IpcEventHandle,
     ) -> DriverResult<Event> {
-        let handle = caught(Call::IpcOpenEventHandle, || driver.ipc_event_open(device, exported))?;
+        let handle = driver.ipc_event_open(device, exported)?;
         Ok(Event { driver: driver.clone(), device, handle })
     }
 
@@ -71,9 +68,7 @@ impl Event {
     /// The driver's: an invalid handle if the stream is of another device.
     pub fn record(&self, stream: &Stream) -> DriverResult<()> {
         // SAFETY: both objects own live handles.
-        let record =
-            || unsafe { self.driver.event_record(self.device, self.handle, stream.handle_here()) };
-        caught(Call::EventRecord, record)
+        unsafe { self.driver.event_record(self.device, self.handle, stream.handle_here()) }
     }
 
     /// Whether the marked work is done (`cuEventQuery`); never waits. True if never recorded.
@@ -83,7 +78,7 @@ impl Event {
     /// The driver's: a sticky context error shows up here.
     pub fn passed(&self) -> DriverResult<bool> {
         // SAFETY: `self` owns a live handle.
-        caught(Call::EventQuery, || unsafe { self.driver.event_query(self.device, self.handle) })
+        unsafe { self.driver.event_query(self.device, self.handle) }
     }
 
     /// Waits on the host until the marked work is done (`cuEventSynchronize`).
@@ -92,8 +87,7 @@ impl Event {
     /// The driver's.
     pub fn wait(&self) -> DriverResult<()> {
         // SAFETY: `self` owns a live handle.
-        let wait = || unsafe { self.driver.event_synchronize(self.device, self.handle) };
-        caught(Call::EventSynchronize, wait)
+        unsafe { self.driver.event_synchronize(self.device, self.handle) }
     }
 
     /// The device whose streams can record it.
@@ -115,6 +109,7 @@ impl Drop for Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::Call;
     use crate::error::ResultCode;
     use crate::sim::Sim;
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::drops::{Leftover, give_back_or_keep};
 use super::{Chunk, Range, Stream, same_driver};
 use crate::call::Call;
-use crate::caught::caught;
 use crate::error::{DriverError, DriverResult, ResultCode};
 use crate::types::AccessGrant;
 
@@ -31,8 +30,7 @@ impl Mapping {
     pub fn map(range: &Range, offset: u64, chunk: Arc<Chunk>) -> DriverResult<Mapping> {
         let address = range.address().wrapping_add(offset);
         // SAFETY: `chunk` owns a live reference to its handle.
-        let map = || unsafe { range.driver().map(address, chunk.bytes(), 0, chunk.handle()) };
-        caught(Call::MemMap, map)?;
+        unsafe { range.driver().map(address, chunk.bytes(), 0, chunk.handle())? };
         Ok(Mapping { address, chunk, range: range.clone() })
     }
 
@@ -41,8 +39,7 @@ impl Mapping {
     /// # Errors
     /// The driver's; the access is then as before.
     pub fn set_access(&self, grants: &[AccessGrant]) -> DriverResult<()> {
-        let set = || self.range.driver().set_access(self.address, self.bytes(), grants);
-        caught(Call::MemSetAccess, set)
+        self.range.driver().set_access(self.address, self.bytes(), grants)
     }
 
     /// Enqueues a copy of all bytes of `source` to this mapping, by the engines of the stream's device:
@@ -106,9 +103,8 @@ impl Mapping {
     /// # Errors
     /// The driver's, with the mapping, which stands as before.
     pub fn unmap(self) -> Result<Arc<Chunk>, (Mapping, DriverError)> {
-        let unmap = || self.range.driver().unmap(self.address, self.bytes());
         if !self.range.driver().is_gone()
-            && let Err(error) = caught(Call::MemUnmap, unmap)
+            && let Err(error) = self.range.driver().unmap(self.address, self.bytes())
         {
             return Err((self, error));
         }
@@ -130,7 +126,7 @@ impl Mapping {
         };
         if let Some((range, address, bytes)) = whole
             && !range.driver().is_gone()
-            && let Err(error) = caught(Call::MemUnmap, || range.driver().unmap(address, bytes))
+            && let Err(error) = range.driver().unmap(address, bytes)
         {
             return Err((mappings, error));
         }
@@ -147,9 +143,7 @@ impl Mapping {
         grants: &[AccessGrant],
     ) -> DriverResult<()> {
         match Mapping::whole(Call::MemSetAccess, mappings)? {
-            Some((range, address, bytes)) => {
-                caught(Call::MemSetAccess, || range.driver().set_access(address, bytes, grants))
-            }
+            Some((range, address, bytes)) => range.driver().set_access(address, bytes, grants),
             None => Ok(()),
         }
     }
