@@ -45,7 +45,8 @@ pub(crate) fn put(block: RawBlock) -> Result<(), Failure> {
 }
 
 /// Waits for all work of the device, and gives back what was put aside before. Returns the bytes.
-/// While a stream is being captured this would harm the capture, and nothing is done.
+/// While a stream is being captured this would harm the capture, and nothing is done. A capture on a stream that is
+/// not ordered with the legacy one is not seen.
 ///
 /// # Errors
 /// The driver's; the blocks stay aside.
