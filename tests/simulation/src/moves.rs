@@ -9,7 +9,9 @@ use vmm_sys::object::{Chunk, Mapping, Range};
 use vmm_sys::{Access, AccessGrant, ChunkProps, DeviceId, Driver, HandleTypes, Location};
 
 use crate::actor::Actor;
+use crate::coverage::Outcome;
 use crate::elastic::LONG;
+use crate::faults;
 use crate::judge::Kind;
 use crate::part::Backing;
 use crate::world::{Dropping, Elastic, TAGS};
@@ -151,6 +153,11 @@ impl Actor {
 
     /// Hands a slot to another process, which compares it.
     pub(crate) fn export(&mut self) {
+        if self.world.setup.faulty && self.rng.chance(200) {
+            let (plan, text) = faults::of_export(&mut self.rng);
+            self.world.sim.inject(plan);
+            self.came_out("inject a fault", Outcome::Done, &text);
+        }
         let number = self.any_part();
         let choice = self.rng.next_u64();
         let part = &self.parts[number];
