@@ -208,6 +208,8 @@ impl Site<'_> {
 
     /// Makes chunks until the shelf holds `bytes`. Returns the bytes made.
     pub(crate) fn fill(&self, bytes: u64) -> Result<u64, Error> {
+        // A chunk that could not be unmapped the last time is made already.
+        self.sweep(Wait::No, Turn::Requester);
         let made = self.depot.stock_up(bytes, u64::MAX, Turn::Requester, &|| false);
         let how = How { place: self.place, turn: Turn::Requester, wait: Wait::Yes };
         made.map_err(|shortage| match shortage {

@@ -81,6 +81,8 @@ fn fill(device: &Device, bytes: u64, most_bytes: u64) -> Result<u64, Error> {
     }
     let span = tracing::debug_span!("vmm_pool.stock", device = device.plan.device.0, bytes);
     let _entered = span.enter();
+    // A chunk that could not be unmapped the last time is made already.
+    device.sweep_leaving(Wait::No, Turn::Requester);
     device.depot.stock_up(bytes, most_bytes, Turn::Requester, &|| false).map_err(|shortage| {
         match shortage {
             Shortage::Limit => stock_shortage(device, bytes, None),

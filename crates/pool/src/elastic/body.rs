@@ -251,13 +251,13 @@ impl Drop for Operation<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         if state.life == Life::Ending {
-            // Nobody can begin another operation, so nothing comes between.
-            state.life = Life::Ended;
+            // Nobody can begin another operation, so nothing comes between. Listed until all is gone.
             drop(state);
             let home = self.0.places.device(self.0.home()).unwrap_or(&self.0.keeper);
             home.elastic.closed(self.0.range.bytes());
             self.decommit_all(Cause::End);
             state = self.0.state();
+            state.life = Life::Ended;
             let asleep = state.asleep.take();
             drop(state);
             drop(asleep);
