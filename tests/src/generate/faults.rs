@@ -5,8 +5,8 @@ use vmm_sys::{Call, ResultCode};
 use super::{Generator, Profile};
 use crate::action::Action;
 
-/// Calls that the pool makes, and that may fail. Not among them: `cuEventDestroy`, since an event
-/// that cannot be destroyed is let go.
+/// Calls that the pool makes, and that may fail. Not among them: `cuEventDestroy` and `cuStreamDestroy`, which
+/// the fault matrix fails.
 const FAULTY_CALLS: &[Call] = &[
     Call::MemCreate,
     Call::MemCreate,

@@ -251,16 +251,9 @@ impl Drop for Operation<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         if state.life == Life::Ending {
-            // Nobody can begin another operation, so nothing comes between. Listed until all is gone.
+            // Nobody can begin another operation, so nothing comes between.
             drop(state);
-            let home = self.0.places.device(self.0.home()).unwrap_or(&self.0.keeper);
-            home.elastic.closed(self.0.range.bytes());
-            self.decommit_all(Cause::End);
-            state = self.0.state();
-            state.life = Life::Ended;
-            let asleep = state.asleep.take();
-            drop(state);
-            drop(asleep);
+            self.end();
             state = self.0.state();
         }
         state.operating = false;
@@ -281,6 +274,20 @@ impl<'a> Operation<'a> {
         OPERATIONS.with(|it| it.set(it.get() + 1));
         // Counted in this thread, so it ends there.
         Operation(body, PhantomData)
+    }
+
+    /// Takes everything away, for good. The buffer is listed until all is gone.
+    fn end(&self) {
+        let body = self.0;
+        let home = body.places.device(body.home()).unwrap_or(&body.keeper);
+        home.elastic.closed(body.range.bytes());
+        self.decommit_all(Cause::End);
+        let asleep = {
+            let mut state = body.state();
+            state.life = Life::Ended;
+            state.asleep.take()
+        };
+        drop(asleep);
     }
 
     /// Tries again what failed moves could not bring back.
