@@ -1,20 +1,30 @@
 //! A process that forks while it has a pool (F-E6): the child's copies are silent, the parent goes
 //! on. A program of its own, since a fork copies only the thread that calls it.
 
+#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
+
 use std::mem::ManuallyDrop;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vmm_pool::{Error, Pool};
+use vmm_kv::{Dtype, KvShape, PagedCache, PagedSequence};
+use vmm_pool::{Buffer, Contents, ElasticBuffer, Error, Lane, Pool};
 use vmm_pool_tests::{DriverChoice, Machine, MachineSpec, any_driver};
-use vmm_sys::sim::FaultPlan;
-use vmm_sys::{Call, DeviceId};
+use vmm_sys::sim::{CallGate, FaultPlan};
+use vmm_sys::{Access, Call, DeviceId};
 
-/// Runs `child` in a fork, and gives what it says.
+/// A child that hangs ends by this.
+const PATIENCE_S: u32 = 10;
+
+/// Runs `child` in a fork, and gives what it says. A child that hangs says no.
 fn in_child(child: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child calls only what this test is about, and leaves by `_exit`.
+    // SAFETY: the child calls only what this test is about, and leaves by `_exit` or by the alarm.
     match unsafe { libc::fork() } {
         -1 => panic!("no fork"),
         0 => {
+            // SAFETY: nobody in the child waits for that signal; by default it ends the process.
+            let _none_before = unsafe { libc::alarm(PATIENCE_S) };
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child));
             // SAFETY: ends the child without running what the parent registered for its exit.
             unsafe { libc::_exit(i32::from(!outcome.unwrap_or(false))) }
@@ -74,4 +84,191 @@ fn f_e6_a_forked_child_is_silent_and_the_parent_goes_on() {
     pool.verify().unwrap();
     drop((lane, pool, other));
     machine.check_clean().unwrap();
+}
+
+/// A pool with something of everything.
+struct Scene {
+    machine: Machine,
+    pool: Pool,
+    lane: Lane,
+    buffer: Buffer,
+    elastic: ElasticBuffer,
+    cache: PagedCache,
+    sequence: Mutex<PagedSequence>,
+}
+
+impl Scene {
+    fn new(background: bool) -> Scene {
+        let machine = Machine::simulated(MachineSpec { devices: 2, ..MachineSpec::default() });
+        let driver = machine.driver().clone();
+        let chunk_bytes = machine.granularity_bytes();
+        let pool = Pool::builder(driver).background(background).host_memory(0, 1 << 30, 0);
+        let pool = pool.device(DeviceId(0)).device(DeviceId(1)).build().unwrap();
+        let lane = pool.lane(&machine.stream(0)).unwrap();
+        let buffer = lane.alloc(3 << 20).unwrap();
+        let elastic = pool.elastic(DeviceId(0)).capacity_bytes(64 * chunk_bytes).build().unwrap();
+        elastic.grow_to(3 * chunk_bytes).unwrap();
+        let shape = KvShape::new(8, 8, 128, Dtype::F16).unwrap();
+        let cache = PagedCache::builder(&pool, lane.stream(), shape).block_tokens(16);
+        let cache = cache.max_blocks(1024).build().unwrap();
+        let sequence = Mutex::new(cache.open(20).unwrap());
+        Scene { machine, pool, lane, buffer, elastic, cache, sequence }
+    }
+
+    /// The same things once more, for a child to drop.
+    fn copy(&self) -> ManuallyDrop<Scene> {
+        // SAFETY: the copy is dropped in a child, which has memory of its own; the parent forgets it.
+        ManuallyDrop::new(unsafe { std::ptr::read(self) })
+    }
+
+    /// What a child does with all it has. It must answer, whatever other threads held when it was made.
+    fn in_child(mut copy: ManuallyDrop<Scene>) -> bool {
+        let driver = copy.machine.driver().clone();
+        let before = driver.ledger().snapshot();
+        // Whoever holds the lock is not in the child.
+        let kv_refused = copy.sequence.get_mut().unwrap().append(100).is_err();
+        let gone = |outcome: Result<(), Error>| matches!(outcome, Err(Error::DriverGone));
+        let (pool, lane, elastic) = (&copy.pool, &copy.lane, &copy.elastic);
+        let refused = gone(lane.alloc(1000).map(drop))
+            && gone(pool.lane(lane.stream()).map(drop))
+            && gone(pool.trim(DeviceId(0)).map(drop))
+            && gone(pool.trim_idle(DeviceId(0), Duration::ZERO).map(drop))
+            && gone(pool.prefill(DeviceId(0), 1 << 20).map(drop))
+            && gone(pool.elastic(DeviceId(0)).capacity_bytes(1 << 20).build().map(drop))
+            && gone(pool.grant(DeviceId(0), DeviceId(1), Access::ReadWrite))
+            && gone(pool.sleep("a tag", Contents::Dropped, Duration::ZERO).map(drop))
+            && gone(elastic.grow_to(64 << 20).map(drop))
+            && gone(elastic.shrink_to(0).map(drop))
+            && gone(elastic.migrate(DeviceId(1)).map(drop))
+            && gone(elastic.grow_ahead(64 << 20).map(drop))
+            && gone(elastic.use_on(lane.stream()).map(drop))
+            && gone(elastic.sleep(Contents::Dropped, Duration::ZERO).map(drop))
+            && gone(elastic.grant(DeviceId(1), Access::Read))
+            && gone(elastic.read(0, &mut [0; 8]))
+            && gone(copy.buffer.read(0, &mut [0; 8]))
+            && kv_refused
+            && pool.verify().is_err();
+        // Looks, which answer with something.
+        let _looked = (pool.stats(), pool.elastic_stats(), pool.access_matrix());
+        let _looked = (lane.largest_free_bytes(), pool.device_stats(DeviceId(0)));
+        let _looked = (elastic.pieces(), elastic.stats(), elastic.committed_bytes());
+        let _looked = (elastic.generation(), elastic.access(DeviceId(1)), elastic.room());
+        let _looked = (copy.cache.stats(), copy.cache.room());
+        drop(ManuallyDrop::into_inner(copy));
+        refused && driver.ledger().snapshot().since(&before).total() == 0
+    }
+
+    fn end(self) {
+        self.pool.verify().unwrap();
+        let Scene { machine, pool, lane, buffer, elastic, cache, sequence } = self;
+        drop((sequence, cache, elastic, buffer, lane, pool));
+        machine.check_clean().unwrap();
+    }
+}
+
+type Work = fn(&Scene) -> Result<(), Error>;
+
+/// What another thread does when the process forks.
+const WORKS: &[(&str, Work)] = &[
+    ("a growth", |scene| scene.lane.alloc(100 << 20).map(drop)),
+    ("a trim", |scene| scene.pool.trim(DeviceId(0)).map(drop)),
+    ("an elastic growth", |scene| scene.elastic.grow_to(8 * scene.elastic.chunk_bytes()).map(drop)),
+    ("a move", |scene| scene.elastic.migrate(DeviceId(1)).map(drop)),
+    ("sleep", |scene| {
+        scene.elastic.sleep(Contents::Kept { node: 0 }, Duration::from_secs(9))?;
+        scene.elastic.wake().map(drop)
+    }),
+    ("tokens", |scene| {
+        scene.sequence.lock().unwrap().append(500).map(drop).map_err(|error| panic!("{error}"))
+    }),
+];
+
+#[test]
+fn f_e6_a_child_answers_whichever_call_another_thread_was_in() {
+    if any_driver() == DriverChoice::Cuda {
+        println!("f_e6: skipped: told on the simulated device");
+        return;
+    }
+    for (name, work) in WORKS {
+        let scene = Scene::new(false);
+        let before = scene.machine.driver().ledger().snapshot();
+        work(&scene).unwrap();
+        let calls = scene.machine.driver().ledger().snapshot().since(&before);
+        scene.end();
+        let kinds: Vec<Call> = calls.nonzero().map(|(call, _)| call).collect();
+        assert!(!kinds.is_empty(), "{name} makes no call");
+        for call in kinds {
+            let scene = Scene::new(false);
+            let gate = CallGate::new();
+            let sim = scene.machine.sim().unwrap();
+            sim.inject(FaultPlan::stop_at(&gate).on(call).once());
+            std::thread::scope(|scope| {
+                let worker = scope.spawn(|| work(&scene));
+                assert!(gate.wait_for(1, Duration::from_secs(15)), "{name}: {call} was not made");
+                let copy = scene.copy();
+                let answered = in_child(move || Scene::in_child(copy));
+                gate.open();
+                worker.join().unwrap().unwrap_or_else(|error| panic!("{name}, {call}: {error}"));
+                assert!(
+                    answered,
+                    "{name}, {call}: a child hung, made a call or was answered wrongly"
+                );
+            });
+            scene.end();
+        }
+    }
+}
+
+#[test]
+fn f_e6_a_child_answers_whatever_other_threads_hold() {
+    if any_driver() == DriverChoice::Cuda {
+        println!("f_e6: skipped: told on the simulated device");
+        return;
+    }
+    const CHILDREN: usize = 60;
+    let scene = Scene::new(true);
+    let done = AtomicBool::new(false);
+    let looks: Work = |scene| {
+        let _looked = (scene.pool.stats(), scene.pool.elastic_stats(), scene.elastic.pieces());
+        let _looked = (scene.elastic.stats(), scene.cache.stats(), scene.pool.access_matrix());
+        Ok(())
+    };
+    let lanes: Work = |scene| {
+        let mut buffer = scene.lane.alloc(5 << 20)?;
+        let other = scene.machine.stream(0);
+        buffer.record_stream(&other)?;
+        scene.pool.lane(&other)?.alloc(1000).map(drop)
+    };
+    let elastics: Work = |scene| {
+        drop(scene.elastic.use_on(scene.lane.stream())?);
+        scene.elastic.grow_to(6 * scene.elastic.chunk_bytes())?;
+        scene.elastic.shrink_to(3 * scene.elastic.chunk_bytes())?;
+        let buffer = scene.pool.elastic(DeviceId(1)).capacity_bytes(64 << 20).build()?;
+        buffer.grow_to(4 << 20).map(drop)
+    };
+    let caches: Work = |scene| {
+        let mut sequence = scene.cache.open(40).unwrap();
+        drop(sequence.fork().unwrap());
+        Ok(())
+    };
+    let answers: Vec<bool> = std::thread::scope(|scope| {
+        for work in [looks, lanes, elastics, caches] {
+            let (scene, done) = (&scene, &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    work(scene).unwrap();
+                }
+            });
+        }
+        let children = (0..CHILDREN).map(|_| {
+            let copy = scene.copy();
+            in_child(move || Scene::in_child(copy))
+        });
+        let answers = children.collect();
+        done.store(true, Ordering::Relaxed);
+        answers
+    });
+    let wrong = answers.iter().filter(|answered| !**answered).count();
+    assert_eq!(wrong, 0, "of {CHILDREN} children: hung, made a call or were answered wrongly");
+    scene.end();
 }

@@ -87,7 +87,7 @@ impl Grower {
         };
         let thread = thread::Builder::new().name("vmm-kv-grow".into()).spawn(run);
         let thread = thread.map_err(|error| {
-            tracing::warn!(%error, "no thread for growth ahead; who appends does its work");
+            vmm_sys::say!(warn, %error, "no thread for growth ahead; who appends does its work");
         });
         Grower { bell, thread: thread.ok() }
     }
@@ -104,7 +104,7 @@ impl Drop for Grower {
         // A callback of the pool may drop the last handle in the thread itself, which then ends
         // after this.
         if thread.thread().id() != thread::current().id() && thread.join().is_err() {
-            tracing::warn!("the thread for growth ahead has panicked");
+            vmm_sys::say!(warn, "the thread for growth ahead has panicked");
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Who is asked for room when memory is short: hooks of the caller, which evict.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
 use vmm_sys::DeviceId;
+use vmm_sys::caught::thrown;
 
 use crate::sync::Mutex;
 
@@ -81,8 +81,8 @@ impl Hooks {
     pub(crate) fn ask(&self, shortage: &KvShortage) -> bool {
         let hooks = self.0.lock().hooks.clone();
         hooks.iter().any(|(_, hook)| {
-            catch_unwind(AssertUnwindSafe(|| hook(shortage))).unwrap_or_else(|_| {
-                tracing::warn!(?shortage, "a hook for short memory panicked");
+            thrown(|| hook(shortage)).unwrap_or_else(|_| {
+                vmm_sys::say!(warn, ?shortage, "a hook for short memory panicked");
                 false
             })
         })

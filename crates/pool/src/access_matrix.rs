@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use vmm_sys::{Access, DeviceId, PeerAttribute};
+use vmm_sys::caught::caught;
+use vmm_sys::{Access, Call, DeviceId, PeerAttribute};
 
 use crate::peers::PeerVerdict;
 use crate::places::Places;
@@ -61,7 +62,10 @@ pub(crate) fn read(places: &Places) -> AccessMatrix {
         for &accessor in accessors.iter().filter(|accessor| **accessor != owner) {
             let granted = policy.iter().find(|(device, _)| *device == accessor);
             let of_owner = bodies.iter().zip(&allowed).filter(|(body, _)| body.home() == owner);
-            let ask = |attribute| places.driver.peer_attribute(attribute, accessor, owner).ok();
+            let ask = |attribute| {
+                let ask = || places.driver.peer_attribute(attribute, accessor, owner);
+                caught(Call::DeviceGetP2pAttribute, ask).ok()
+            };
             pairs.push(AccessPair {
                 owner,
                 accessor,

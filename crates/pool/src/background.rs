@@ -2,16 +2,19 @@
 //! requests need not.
 //!
 //! It makes one driver call at a time and lets requesters go first. If it cannot be started, or
-//! dies, requests do the work themselves.
+//! dies, requests do the work themselves. A panic in it is counted, and it goes on; after some it ends.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use vmm_sys::caught::thrown;
 
 use crate::device::Device;
 use crate::elastic::{ahead, homecoming};
 use crate::idle;
 use crate::lane::{Wait, sweep};
 use crate::places::Places;
+use crate::sync::atomic::Ordering;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 use crate::turn::Turn;
@@ -21,6 +24,9 @@ const BUSY_PERIOD: Duration = Duration::from_millis(1);
 const IDLE_PERIOD: Duration = Duration::from_millis(20);
 /// How long a drop waits for a thread that is inside a driver call.
 const END_WAIT: Duration = Duration::from_secs(5);
+/// How long it rests after a panic, and after how many it ends.
+const PANIC_REST: Duration = Duration::from_millis(200);
+const PANICS_MAX: u32 = 8;
 
 #[derive(Debug, Default)]
 struct Flags {
@@ -70,7 +76,7 @@ impl Background {
         match thread {
             Ok(thread) => Some(Background { signal, _thread: thread }),
             Err(error) => {
-                tracing::warn!(%error, "no background thread; requests do its work");
+                vmm_sys::say!(warn, %error, "no background thread; requests do its work");
                 signal.flags.lock().started = false;
                 None
             }
@@ -118,6 +124,8 @@ impl Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         self.0.devices.iter().for_each(|device| device.watch.keep(false));
+        // Nobody is told any more that the thread would do it: who waits for it would wait for ever.
+        self.0.bodies().iter().for_each(|body| body.ahead.end());
     }
 }
 
@@ -127,7 +135,7 @@ fn run(places: Arc<Places>, signal: &Signal) {
     // this thread holds nothing of the devices any more.
     let watched = Watched::new(places);
     let places = &watched.0;
-    let stopped = || signal.flags.lock().stop;
+    let mut panics = 0;
     loop {
         {
             let mut flags = signal.flags.lock();
@@ -142,24 +150,47 @@ fn run(places: Arc<Places>, signal: &Signal) {
             }
             flags.asked = false;
         }
-        for body in places.bodies() {
-            if stopped() {
+        match thrown(|| look(places, signal)) {
+            Ok(true) => {}
+            Ok(false) => {
+                signal.flags.lock().stop = true;
                 return;
             }
-            ahead::serve(&body, Turn::Background);
-            homecoming::look(&body);
-        }
-        for device in &places.devices {
-            if stopped() || device.driver.is_gone() {
-                return;
+            Err(words) => {
+                panics += 1;
+                places.thread_panics.fetch_add(1, Ordering::Relaxed);
+                vmm_sys::say!(error, words, panics, "the background thread of a pool panicked");
+                let mut flags = signal.flags.lock();
+                flags.stop |= panics >= PANICS_MAX;
+                if !flags.stop {
+                    signal.changed.wait_for(&mut flags, PANIC_REST);
+                }
             }
-            serve(device, &stopped);
-        }
-        serve_hosts(places, &stopped);
-        if let Some(balancer) = &places.balancer {
-            balancer.look(places, false);
         }
     }
+}
+
+/// One look at everything. False if there is nothing to look at any more.
+fn look(places: &Places, signal: &Signal) -> bool {
+    let stopped = || signal.flags.lock().stop;
+    for body in places.bodies() {
+        if stopped() {
+            return false;
+        }
+        ahead::serve(&body, Turn::Background);
+        homecoming::look(&body);
+    }
+    for device in &places.devices {
+        if stopped() || device.driver.is_gone() {
+            return false;
+        }
+        serve(device, &stopped);
+    }
+    serve_hosts(places, &stopped);
+    if let Some(balancer) = &places.balancer {
+        balancer.look(places, false);
+    }
+    true
 }
 
 /// One look at the host's nodes, a driver call at a time.
@@ -172,7 +203,7 @@ fn serve_hosts(places: &Places, stopped: &dyn Fn() -> bool) {
         site.sweep(Wait::No, Turn::Background);
         let made = host.depot.stock_up(host.stock_bytes, u64::MAX, Turn::Background, stopped);
         if let Err(shortage) = made {
-            tracing::debug!(?shortage, "the stock of host memory stays below its mark");
+            vmm_sys::say!(debug, ?shortage, "the stock of host memory stays below its mark");
         }
     }
 }
@@ -193,6 +224,6 @@ fn serve(device: &Device, stopped: &dyn Fn() -> bool) {
     let (low, high) = (device.plan.stock_low_bytes, device.plan.stock_high_bytes);
     if let Err(shortage) = device.depot.stock_up(low, high, Turn::Background, stopped) {
         // No memory to be had now; the next period asks again.
-        tracing::debug!(?shortage, "the stock stays below its low mark");
+        vmm_sys::say!(debug, ?shortage, "the stock stays below its low mark");
     }
 }

@@ -9,8 +9,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmm_sys::DeviceId;
+use vmm_sys::caught::caught;
 use vmm_sys::object::RelaxedCapture;
+use vmm_sys::{Call, DeviceId};
 
 use crate::device::Device;
 use crate::elastic::Move;
@@ -226,7 +227,7 @@ impl Balancer {
         state.stats.verdict = verdict;
         drop(state);
         if let Some(task) = task {
-            tracing::debug!("balance moves a cold buffer");
+            vmm_sys::say!(debug, "balance moves a cold buffer");
             places.mover.submit(Job::Move(task));
         }
     }
@@ -303,7 +304,7 @@ impl State {
                 self.stats.moved_bytes += moved.bytes;
             }
             MigrationState::Failed(error) => {
-                tracing::debug!(%error, "a move for balance failed");
+                vmm_sys::say!(debug, %error, "a move for balance failed");
                 self.stats.failed += 1;
             }
             MigrationState::Waiting | MigrationState::Moving => return,
@@ -319,7 +320,7 @@ fn see(device: &Device) -> Option<Seen<'_>> {
     let ours = (device.depot.held_bytes().saturating_sub(stock_bytes), device.plan.limit_bytes);
     let info = {
         let _relaxed = RelaxedCapture::enter(&device.driver).ok()?;
-        device.driver.mem_info(device.plan.device).ok()?
+        caught(Call::MemGetInfo, || device.driver.mem_info(device.plan.device)).ok()?
     };
     let taken = info.total_bytes.saturating_sub(info.free_bytes).saturating_sub(stock_bytes);
     let all = (taken, info.total_bytes);

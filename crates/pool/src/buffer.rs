@@ -113,6 +113,9 @@ impl Buffer {
     /// [`Error::UnknownDevice`] if the stream belongs to another driver.
     pub fn record_stream(&mut self, stream: &Stream) -> Result<(), Error> {
         let Some(cell) = self.cell else { return Ok(()) };
+        if process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         {
             let guard = cell.lock();
             // The lane cannot retire while this buffer is alive.
@@ -133,7 +136,8 @@ impl Buffer {
     /// is still running.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if the bytes do not lie in the buffer; else the driver's.
+    /// [`Error::OutOfBounds`] if the bytes do not lie in the buffer; [`Error::Broken`] if a thread panicked
+    /// in its lane; else the driver's.
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), Error> {
         let mut rest = source;
         for (range, at, bytes) in self.pieces(offset, source.len() as u64)? {
@@ -168,8 +172,13 @@ impl Buffer {
             return Err(Error::OutOfBounds { offset, bytes, buffer_bytes });
         }
         let Some(cell) = self.cell else { return Ok(Vec::new()) };
+        if process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         let guard = cell.lock();
-        Ok(guard.as_ref().map_or(Vec::new(), |s| s.region.pieces(self.offset + offset, bytes)))
+        // The lane cannot retire while this buffer is alive.
+        let Some(state) = guard.as_ref() else { return Err(cell.why_unknown(self.address)) };
+        Ok(state.region.pieces(self.offset + offset, bytes))
     }
 }
 
@@ -190,10 +199,13 @@ impl Drop for Buffer {
             self.free_special(cell, &[]);
             return;
         }
-        let retire = {
-            let mut guard = cell.lock();
-            guard.as_mut().is_some_and(|state| state.take_back(cell, self.offset, self.bytes))
-        };
+        let retire = cell.with(|lane| match lane {
+            Some(state) => state.take_back(cell, self.offset, self.bytes),
+            None => {
+                cell.forget_buffer();
+                false
+            }
+        });
         if retire {
             lane::retire(cell);
         }

@@ -47,6 +47,9 @@ impl GraphMemory {
     /// # Errors
     /// [`Error::UnknownDevice`] if the stream belongs to another driver.
     pub fn launched_on(&self, stream: &Stream) -> Result<(), Error> {
+        if process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         if !self.0.lanes.lock().iter().all(|lane| same_driver(lane.stream(), stream)) {
             return Err(Error::UnknownDevice { device: stream.device() });
         }
@@ -60,12 +63,17 @@ impl GraphMemory {
     /// Keeps a buffer that was allocated outside of the scope and that a graph uses: it is dropped
     /// with this memory, behind the same streams. Of another driver, it is dropped as buffers are.
     pub fn keep(&self, buffer: Buffer) {
-        self.0.kept.lock().push(buffer);
+        if !process::is_forked_child() {
+            self.0.kept.lock().push(buffer);
+        }
     }
 
     /// Physical memory mapped for the graphs, in bytes, that of live buffers included. Kept buffers
     /// are not in it.
     pub fn mapped_bytes(&self) -> u64 {
+        if process::is_forked_child() {
+            return 0;
+        }
         self.0.lanes.lock().iter().map(Lane::mapped_bytes).sum()
     }
 
@@ -207,6 +215,9 @@ impl CaptureScope {
     /// # Errors
     /// As [`Lane::capture`].
     pub fn join(&self, lane: &Lane) -> Result<(), Error> {
+        if process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         self.0.join(lane)
     }
 
@@ -218,7 +229,9 @@ impl CaptureScope {
     /// Ends the scope, after `cuStreamEndCapture`: the lanes serve requests from their own memory
     /// again. The answer belongs to the graph's owner.
     pub fn finish(self) -> GraphMemory {
-        self.0.end();
+        if !process::is_forked_child() {
+            self.0.end();
+        }
         self.0.memory.clone()
     }
 }

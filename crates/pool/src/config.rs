@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use vmm_sys::caught::caught;
 use vmm_sys::topology;
 use vmm_sys::{
     Access, Call, ChunkProps, DeviceId, Driver, DriverError, GranularityKind, ResultCode,
@@ -240,13 +241,15 @@ impl Settings {
     }
 
     fn check(&self, driver: &Arc<dyn Driver>, device: DeviceId) -> Result<Plan, Error> {
-        let count = driver.device_count()?;
+        let count = caught(Call::DeviceGetCount, || driver.device_count())?;
         if device.0 >= count {
             return Err(Self::refuse("device", device.0, format!("an ordinal below {count}")));
         }
         probe(driver, device)?;
         let props = ChunkProps::on_device(device);
-        let granularity_bytes = driver.granularity(&props, GranularityKind::Minimum)?;
+        let granularity_bytes = caught(Call::MemGetAllocationGranularity, || {
+            driver.granularity(&props, GranularityKind::Minimum)
+        })?;
         if !granularity_bytes.is_power_of_two() || granularity_bytes < vmm_heap::GRANULE_BYTES {
             let expected = format!("a power of two of at least {} bytes", vmm_heap::GRANULE_BYTES);
             return Err(Self::refuse("granularity of the driver", granularity_bytes, expected));
@@ -267,7 +270,8 @@ impl Settings {
         let (chunk_min_bytes, chunk_max_bytes) = self.chunk_bounds(granularity_bytes)?;
         // Advice only: a device that cannot say its size can still be used (its limit is what the
         // driver refuses).
-        let told_bytes = driver.device_total_bytes(device).unwrap_or(0);
+        let told_bytes =
+            caught(Call::DeviceTotalMem, || driver.device_total_bytes(device)).unwrap_or(0);
         let total_bytes = told_bytes.max(64 * chunk_max_bytes);
         let limit_bytes = match self.limit_bytes {
             Some(limit) if limit < granularity_bytes => {
@@ -339,7 +343,7 @@ fn probe(driver: &Arc<dyn Driver>, device: DeviceId) -> Result<(), Error> {
     let Err(cause) = found.usable() else { return check_calls(driver, device) };
     if cause.is_out_of_memory() {
         // A full device is not an unable one, and building needs no memory.
-        tracing::warn!(%cause, "virtual memory management could not be tried: memory is short");
+        vmm_sys::say!(warn, %cause, "virtual memory management could not be tried: memory is short");
         return Ok(());
     }
     Err(unsupported(device, cause))

@@ -225,8 +225,7 @@ impl Depot {
             Ok(chunk) => return Some(chunk),
             Err(refused) => refused,
         };
-        tracing::warn!(%error, "a mapping could not be unmapped; tried again later");
-        obstacle::note(&error);
+        obstacle::tell(&error, "a mapping could not be unmapped");
         self.leaving.add(std::iter::once(mapping), Vec::new());
         None
     }
@@ -341,7 +340,7 @@ impl Depot {
         match turn.with(|| mapping.unmap()) {
             Ok(_) => Ok(granted),
             Err((mapping, error)) => {
-                tracing::warn!(%error, "a chunk could not be unmapped; tried again later");
+                obstacle::tell(&error, "a chunk could not be unmapped");
                 self.leaving.add(std::iter::once(mapping), Vec::new());
                 Err(error)
             }
@@ -352,8 +351,7 @@ impl Depot {
 /// Gives a chunk back to the driver, or to the caller if the driver refuses.
 fn try_release(chunk: Chunk, turn: Turn) -> Result<(), Chunk> {
     turn.with(|| chunk.release()).map_err(|(chunk, error)| {
-        tracing::warn!(%error, "the driver refused to take a chunk back; it stays in stock");
-        obstacle::note(&error);
+        obstacle::tell(&error, "the driver refused to take a chunk back");
         chunk
     })
 }

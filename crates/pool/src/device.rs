@@ -13,7 +13,7 @@ use crate::depot::{Depot, Shortage};
 use crate::events::Events;
 use crate::idle::{Clock, Watch};
 use crate::ladder::{Callbacks, LadderCounts, Reliefs};
-use crate::lane::{LaneState, Wait};
+use crate::lane::{LaneState, Wait, Wrecks};
 use crate::lanes::{LaneRef, Lanes};
 use crate::past::{self, User};
 use crate::places::Places;
@@ -31,6 +31,8 @@ pub(crate) struct Device {
     /// Its physical memory.
     pub(crate) depot: Depot,
     pub(crate) lanes: Mutex<Lanes>,
+    /// What is left of lanes that broke.
+    pub(crate) wrecks: Wrecks,
     /// Elastic buffers whose home it is.
     pub(crate) elastic: ElasticCounts,
     /// Which other devices may use its memory, in mappings to come.
@@ -93,6 +95,7 @@ impl Device {
             watch: Watch::new(clock),
             places: OnceLock::new(),
             lanes: Mutex::new(Lanes::default()),
+            wrecks: Wrecks::default(),
             elastic: ElasticCounts::default(),
             policy: Policy::new(device, policy),
             peak_live_bytes: AtomicU64::new(0),
@@ -166,7 +169,8 @@ impl Device {
         stats.held_bytes = self.depot.held_bytes().max(placed_bytes);
         stats.stock_bytes = stats.held_bytes - placed_bytes;
         // What leaves may come to the shelf, and go from there, between the two answers.
-        let leaving_bytes = self.depot.leaving.bytes().min(stats.stock_bytes);
+        let leaving_bytes = self.depot.leaving.bytes() + self.wrecked_bytes();
+        let leaving_bytes = leaving_bytes.min(stats.stock_bytes);
         stats.limbo_bytes += leaving_bytes;
         stats.stock_bytes -= leaving_bytes;
         // A thread that is making memory has booked it, and notes the peak once it is made.
@@ -237,6 +241,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if !self.driver.is_gone() {
+            self.wrecks.end(|mappings, gates| self.depot.leaving.add(mappings.into_iter(), gates));
             self.depot.leaving.end(self, &self.depot);
             self.release_stock(0, Turn::Requester);
         }

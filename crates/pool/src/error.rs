@@ -2,6 +2,7 @@
 
 use vmm_sys::{Call, DeviceId, DriverError};
 
+use crate::broken::Broken;
 use crate::elastic::ElasticError;
 use crate::out_of_memory::OutOfMemory;
 
@@ -123,6 +124,9 @@ pub enum Error {
     /// The lane was closed: its stream is gone.
     #[error("the lane is closed: its stream was declared gone")]
     LaneClosed,
+    /// A thread panicked in this part of the pool; others work.
+    #[error("{0}")]
+    Broken(Box<Broken>),
     /// The lane takes part in a capture scope already.
     #[error("the lane takes part in a capture scope already: finish that one first")]
     CaptureOpen,

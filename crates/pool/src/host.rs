@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
+use vmm_sys::caught::caught;
 use vmm_sys::object::{Mapping, Range};
-use vmm_sys::{AccessGrant, DriverError, GranularityKind};
+use vmm_sys::{AccessGrant, Call, DriverError, GranularityKind};
 
 use crate::depot::{Depot, Shortage, Terms};
 use crate::device::Device;
@@ -50,7 +51,9 @@ impl Host {
         };
         let plain = Place::HostNuma(node).props(false);
         let kind = GranularityKind::Minimum;
-        let granularity_bytes = keeper.driver.granularity(&plain, kind).map_err(refuse)?;
+        let granularity_bytes =
+            caught(Call::MemGetAllocationGranularity, || keeper.driver.granularity(&plain, kind))
+                .map_err(refuse)?;
         for (setting, value, least, most) in [
             ("limit of host memory", limit_bytes, granularity_bytes, u64::MAX),
             ("stock of host memory", stock_bytes, 0, limit_bytes),

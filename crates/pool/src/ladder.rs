@@ -224,14 +224,13 @@ impl Climb {
             device.ladder.failed();
             return false;
         };
-        let span = tracing::debug_span!(
+        let _within = vmm_sys::within!(
             "vmm_pool.reclaim",
             device = device.plan.device.0,
             bytes = request.bytes(),
             ?rung
         );
         let wait = if request.may_wait() { Wait::Yes } else { Wait::No };
-        let _entered = span.enter();
         match rung {
             Rung::Create | Rung::Exact | Rung::OwnOnly => {}
             Rung::WaitLimbo => {

@@ -25,7 +25,7 @@ impl LaneRef {
 }
 
 /// A lane's state under its lock. The shell is never empty here.
-pub(crate) struct LockedLane(LaneGuard<'static>);
+pub(crate) struct LockedLane(LaneGuard);
 
 impl Deref for LockedLane {
     type Target = LaneState;

@@ -11,6 +11,7 @@ use vmm_sys::{ChunkProps, StreamId};
 
 use crate::depot::{Depot, Footing};
 use crate::device::Device;
+use crate::events::Events;
 use crate::lane::{Asker, Gate, Pending, Wait, Waited};
 use crate::obstacle;
 use crate::stranded;
@@ -178,29 +179,18 @@ impl Leaving {
 
     fn sweep_once(&self, keeper: &Device, depot: &Depot, turn: Turn) {
         let _carrying = depot.carries.begin();
-        let entries = std::mem::take(&mut *self.entries.lock());
+        let entries: Vec<Entry> = std::mem::take(&mut *self.entries.lock()).into_values().collect();
         if entries.is_empty() {
             return;
         }
-        let count = entries.len();
-        let kept = match RelaxedCapture::enter(&keeper.driver).inspect_err(obstacle::note) {
-            Ok(_relaxed) => {
-                let mut asker = Asker::new(&keeper.events);
-                let mut kept = BTreeMap::new();
-                for (address, entry) in entries {
-                    match entry.leave(&mut asker, turn) {
-                        Ok(chunk) => depot.settle(chunk, turn),
-                        Err(entry) => drop(kept.insert(address, entry)),
-                    }
-                }
-                asker.finish();
-                kept
-            }
-            // Without the relaxed mode a query could end somebody's capture: nothing is asked.
-            Err(_) => entries,
+        let mut in_hand = InHand { leaving: self, count: entries.len(), entries };
+        // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
+        let Ok(_relaxed) = RelaxedCapture::enter(&keeper.driver).inspect_err(obstacle::note) else {
+            return;
         };
-        self.count.fetch_sub(count - kept.len(), Ordering::Relaxed);
-        self.entries.lock().extend(kept);
+        sweep_entries(&keeper.events, &mut in_hand.entries, turn, |chunk| {
+            depot.settle(chunk, turn);
+        });
     }
 
     /// The end of the place: waits for the users of what is left in whatever way there is, and
@@ -214,16 +204,52 @@ impl Leaving {
         }
         let relaxed = RelaxedCapture::enter(&keeper.driver);
         if let Err(error) = &relaxed {
-            tracing::debug!(%error, "captures are not kept from harm");
+            vmm_sys::say!(debug, %error, "captures are not kept from harm");
         }
         let (held_up, done): (Vec<_>, Vec<_>) =
             entries.into_values().partition(Entry::is_held_up_by_a_capture);
         drop(done); // each mapping unmaps itself
         if !held_up.is_empty() {
-            tracing::debug!(mappings = held_up.len(), "a capture outlives its pool");
+            vmm_sys::say!(debug, mappings = held_up.len(), "a capture outlives its pool");
             stranded::keep(keeper.events.clone(), held_up);
         }
     }
+}
+
+/// What a sweep has in its hands. What is left goes back when it is dropped, whatever happened.
+struct InHand<'a> {
+    leaving: &'a Leaving,
+    /// How many there were.
+    count: usize,
+    entries: Vec<Entry>,
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        let kept = std::mem::take(&mut self.entries);
+        self.leaving.count.fetch_sub(self.count - kept.len(), Ordering::Relaxed);
+        let kept = kept.into_iter().map(|entry| (entry.mapping.address(), entry));
+        self.leaving.entries.lock().extend(kept);
+    }
+}
+
+/// Unmaps those that have passed their gates, and hands their chunks to `settle`.
+pub(crate) fn sweep_entries(
+    events: &Arc<Events>,
+    entries: &mut Vec<Entry>,
+    turn: Turn,
+    mut settle: impl FnMut(Arc<Chunk>),
+) {
+    let mut asker = Asker::new(events);
+    let mut refused = Vec::new();
+    for entry in entries.extract_if(.., |entry| entry.has_passed(&mut asker)) {
+        match entry.leave(turn) {
+            Ok(chunk) => settle(chunk),
+            Err(entry) => refused.push(entry),
+        }
+    }
+    asker.finish();
+    entries.append(&mut refused);
 }
 
 impl Entry {
@@ -236,16 +262,17 @@ impl Entry {
         self.gates.iter().any(|gate| gate.is_due_on(stream))
     }
 
-    /// Unmaps it and gives its chunk, or itself because its time has not come.
-    pub(crate) fn leave(mut self, asker: &mut Asker<'_>, turn: Turn) -> Result<Arc<Chunk>, Entry> {
+    /// Asks what it still waits for.
+    fn has_passed(&mut self, asker: &mut Asker<'_>) -> bool {
         self.gates.retain_mut(|gate| !asker.ask(gate));
-        if !self.gates.is_empty() {
-            return Err(self);
-        }
+        self.gates.is_empty()
+    }
+
+    /// Unmaps it, which has passed its gates, and gives its chunk; itself if the driver refuses.
+    fn leave(self, turn: Turn) -> Result<Arc<Chunk>, Entry> {
         let Entry { mapping, gates, elsewhere } = self;
         turn.with(|| mapping.unmap()).map_err(|(mapping, error)| {
-            tracing::warn!(%error, "a mapping could not be unmapped; tried again later");
-            obstacle::note(&error);
+            obstacle::tell(&error, "a mapping could not be unmapped");
             Entry { mapping, gates, elsewhere }
         })
     }
@@ -257,7 +284,10 @@ impl Entry {
             match gate.wait() {
                 Ok(Waited::Done) => {}
                 Ok(Waited::Captured) => held_up = true,
-                Err(error) => tracing::warn!(%error, ?gate, "the end of the work is not known"),
+                Err(error) if error.is_driver_gone() => {}
+                Err(error) => {
+                    vmm_sys::say!(warn, %error, ?gate, "the end of the work is not known")
+                }
             }
         }
         held_up

@@ -35,6 +35,7 @@ mod access_matrix;
 mod account;
 mod background;
 mod balance;
+mod broken;
 mod budget;
 mod buffer;
 mod capture;
@@ -77,6 +78,7 @@ mod verify;
 
 pub use access_matrix::{AccessMatrix, AccessPair};
 pub use balance::{Balance, BalanceMove, BalanceStats, BalanceVerdict};
+pub use broken::{Broken, BrokenPart};
 pub use budget::Budget;
 pub use buffer::Buffer;
 pub use capture::{CaptureScope, GraphMemory};

@@ -4,12 +4,14 @@
 //! who could be waiting for them. It is started by the first move.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vmm_sys::caught::thrown;
+
 use crate::elastic::homecoming::Homecoming;
 use crate::elastic::migrate::Task;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, thread};
 
 /// How long the end of a pool waits for a move that is under way.
@@ -38,6 +40,8 @@ impl Job {
 pub(crate) struct Mover {
     queue: Mutex<Queue>,
     changed: Condvar,
+    /// How often threads of the pool panicked.
+    panics: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
@@ -48,6 +52,10 @@ struct Queue {
 }
 
 impl Mover {
+    pub(crate) fn new(panics: Arc<AtomicU64>) -> Mover {
+        Mover { panics, ..Mover::default() }
+    }
+
     /// Has the thread do it; where there is none to be had, the calling thread does what somebody asked
     /// for.
     pub(crate) fn submit(self: &Arc<Mover>, job: Job) {
@@ -67,7 +75,7 @@ impl Mover {
         let shared = self.clone();
         let name = || thread::Builder::new().name("vmm-pool-move".into());
         if let Err(error) = name().spawn(move || shared.run(true)) {
-            tracing::warn!(%error, "no thread for moves; who asks for one does it");
+            vmm_sys::say!(warn, %error, "no thread for moves; who asks for one does it");
             let jobs = std::mem::take(&mut self.queue.lock().jobs);
             let (asked, others): (VecDeque<_>, VecDeque<_>) =
                 jobs.into_iter().partition(|job| matches!(job, Job::Move(_)));
@@ -91,8 +99,9 @@ impl Mover {
                 return;
             };
             drop(queue);
-            if catch_unwind(AssertUnwindSafe(|| job.run())).is_err() {
-                tracing::warn!("a move panicked; its buffer is as it was");
+            if let Err(words) = thrown(|| job.run()) {
+                self.panics.fetch_add(1, Ordering::Relaxed);
+                vmm_sys::say!(error, words, "a move panicked: its buffer is broken");
             }
         }
     }

@@ -20,9 +20,18 @@ pub(crate) fn forget() {
     let _ending = LAST.try_with(|last| last.replace(None));
 }
 
-/// A remedy was refused. A thread whose own values have ended has no request to tell it to.
+/// A remedy was refused. In a thread whose own values have ended there is no request to tell.
 pub(crate) fn note(error: &DriverError) {
     let _ending = LAST.try_with(|last| last.replace(Some(error.clone())));
+}
+
+/// The driver did not take something back, which is tried again later: said to the log, and noted. A
+/// driver that has shut down is left in silence.
+pub(crate) fn tell(error: &DriverError, what: &str) {
+    if !error.is_driver_gone() {
+        vmm_sys::say!(warn, %error, "{what}; tried again later");
+    }
+    note(error);
 }
 
 /// The same of an error that may be the driver's.

@@ -4,7 +4,8 @@
 
 use std::fmt;
 
-use vmm_sys::{DeviceId, DriverError, MemInfo};
+use vmm_sys::caught::caught;
+use vmm_sys::{Call, DeviceId, DriverError, MemInfo};
 
 use crate::config::DebugMode;
 use crate::device::Device;
@@ -133,7 +134,8 @@ pub(crate) struct Asked {
 
 /// What the driver says of the device's memory; an answer that cannot be is none.
 pub(crate) fn device_memory(device: &Device) -> Option<MemInfo> {
-    let info = device.driver.mem_info(device.plan.device).ok()?;
+    let ask = || device.driver.mem_info(device.plan.device);
+    let info = caught(Call::MemGetInfo, ask).ok()?;
     (info.free_bytes <= info.total_bytes).then_some(info)
 }
 

@@ -285,8 +285,7 @@ fn try_pair(
     read: Read,
 ) -> Result<Mapping, (Trouble, Option<Mapping>)> {
     let (driver, owner, turn) = (&device.driver, device.plan.device, Turn::Requester);
-    let span = tracing::debug_span!("vmm_pool.peer", owner = owner.0, accessor = accessor.0);
-    let _entered = span.enter();
+    let _within = vmm_sys::within!("vmm_pool.peer", owner = owner.0, accessor = accessor.0);
     let bytes = chunk.bytes();
     let error = |error| (Trouble::Error(error), None);
     let range = turn.with(|| Range::reserve(driver, bytes, bytes, 0)).map_err(error)?;
@@ -357,6 +356,6 @@ fn standing(
 /// Takes an anchor away; its chunk stays with [`Peers`]. Gives it, if the driver refuses.
 fn unmap(mapping: Mapping) -> Option<Mapping> {
     let (mapping, error) = Turn::Requester.with(|| mapping.unmap()).err()?;
-    tracing::warn!(%error, "an anchor could not be unmapped; tried again later");
+    crate::obstacle::tell(&error, "an anchor could not be unmapped");
     Some(mapping)
 }

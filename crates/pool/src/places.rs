@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
-use vmm_sys::{ChunkProps, DeviceId, Driver, DriverError};
+use vmm_sys::caught::caught;
+use vmm_sys::{Call, ChunkProps, DeviceId, Driver, DriverError};
 
 use crate::background::Signal;
 use crate::balance::Balancer;
@@ -23,6 +24,7 @@ use crate::out_of_memory::{Asked, OutOfMemory, device_memory};
 use crate::peers::Peers;
 use crate::place::Place;
 use crate::sync::Mutex;
+use crate::sync::atomic::AtomicU64;
 use crate::turn::Turn;
 
 /// What a pool's devices share.
@@ -46,6 +48,8 @@ pub(crate) struct Places {
     /// Who moves elastic buffers in the background.
     pub(crate) mover: Arc<Mover>,
     pub(crate) balancer: Option<Balancer>,
+    /// How often its threads panicked.
+    pub(crate) thread_panics: Arc<AtomicU64>,
     /// Whether borrowed memory comes home by itself.
     pub(crate) returns_home: bool,
 }
@@ -77,6 +81,7 @@ impl Places {
         balancer: Option<Balancer>,
         returns_home: bool,
     ) -> Places {
+        let thread_panics: Arc<AtomicU64> = Arc::default();
         Places {
             driver,
             peers: Peers::default(),
@@ -87,8 +92,9 @@ impl Places {
             signal: Arc::default(),
             copiers: Copiers::default(),
             latches: Latches::default(),
-            mover: Arc::default(),
+            mover: Arc::new(Mover::new(thread_panics.clone())),
             balancer,
+            thread_panics,
             returns_home,
         }
     }
@@ -146,6 +152,9 @@ impl Places {
 
     /// The buffers that have not ended. One may end the next moment: [`Body::operate_unless_ended`].
     pub(crate) fn bodies(&self) -> Vec<Arc<Body>> {
+        if vmm_sys::process::is_forked_child() {
+            return Vec::new();
+        }
         let known = self.bodies.lock().clone();
         known.iter().filter_map(Weak::upgrade).filter(|body| !body.has_ended()).collect()
     }
@@ -182,7 +191,8 @@ impl Site<'_> {
         let Some(device) = self.place.device() else { return u64::MAX };
         // A device of which the pool has nothing may have no context, and asking makes one.
         if self.depot.held_bytes() == 0 {
-            return self.places.driver.device_total_bytes(device).unwrap_or(u64::MAX);
+            let ask = || self.places.driver.device_total_bytes(device);
+            return caught(Call::DeviceTotalMem, ask).unwrap_or(u64::MAX);
         }
         device_memory(self.keeper).map_or(u64::MAX, |info| info.free_bytes)
     }

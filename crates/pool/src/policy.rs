@@ -5,12 +5,13 @@
 //! thread that was bringing memory to a lane meanwhile finds the policy's version changed when it
 //! publishes, and grants once more.
 
-use vmm_sys::{Access, AccessGrant, DeviceId, DriverError, Location};
+use vmm_sys::caught::caught;
+use vmm_sys::{Access, AccessGrant, Call, DeviceId, DriverError, Location};
 
 use crate::device::Device;
 use crate::elastic::access::Word;
-use crate::elastic::body;
 use crate::elastic::error::ElasticError;
+use crate::elastic::operation;
 use crate::error::Error;
 use crate::lanes::LaneRef;
 use crate::places::Places;
@@ -117,7 +118,7 @@ pub(crate) fn change(
             Access::None | Access::Read => Err(ElasticError::HomeAccess { device: owner }.into()),
         };
     }
-    if body::is_operating() {
+    if operation::is_operating() {
         // A thread that changes the policy waits for those that change buffers.
         return Err(ElasticError::Busy.into());
     }
@@ -162,7 +163,7 @@ fn restore(device: &Device, debts: Vec<Debt>) {
             && let Err(error) = Turn::Requester.with(set)
             && is_there()
         {
-            tracing::warn!(%error, %accessor, "an access could not be taken back; tried again later");
+            vmm_sys::say!(warn, %error, %accessor, "an access could not be taken back; tried again later");
             left.push(debt);
         }
     }
@@ -191,7 +192,9 @@ fn lanes(device: &Device, grant: AccessGrant) -> Result<(), DriverError> {
     let all = device.lanes.lock().all();
     for lane in all {
         for (address, bytes) in placed(lane) {
-            let set = || device.driver.set_access(address, bytes, &[grant]);
+            let set = || {
+                caught(Call::MemSetAccess, || device.driver.set_access(address, bytes, &[grant]))
+            };
             if let Err(error) = Turn::Requester.with(set)
                 // What has left its address meanwhile needs no grant.
                 && placed(lane).contains(&(address, bytes))

@@ -4,11 +4,12 @@ mod builder;
 mod facts;
 mod recall;
 mod room;
+mod stock;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmm_sys::object::{Stream, retry_failed_drops};
+use vmm_sys::object::Stream;
 use vmm_sys::{Access, DeviceId, Driver};
 
 pub use builder::PoolBuilder;
@@ -16,21 +17,18 @@ pub use builder::PoolBuilder;
 use crate::access_matrix::AccessMatrix;
 use crate::background::Background;
 use crate::balance::Balancer;
-use crate::depot::Shortage;
 use crate::device::Device;
-use crate::elastic::body::Operation;
+use crate::elastic::operation::Operation;
 use crate::elastic::{self, Contents, ElasticBuilder, ElasticError, ElasticStats, Slept};
 use crate::error::Error;
 use crate::host::Host;
-use crate::idle;
 use crate::ladder::Callbacks;
 use crate::lane::{self, Lane, LaneCell, Wait};
 use crate::lanes::{LaneRef, Lanes};
-use crate::out_of_memory::{Asked, OutOfMemory};
-use crate::place::Place;
 use crate::places::Places;
 use crate::policy;
 use crate::stats::{DeviceStats, PoolStats};
+use crate::sync::atomic::Ordering;
 use crate::trace::Recorder;
 use crate::turn::Turn;
 
@@ -74,35 +72,6 @@ impl PoolInner {
     }
 }
 
-/// Makes chunks until the shelf holds `bytes`. Returns the bytes made.
-fn fill(device: &Device, bytes: u64, most_bytes: u64) -> Result<u64, Error> {
-    if bytes == 0 {
-        return Ok(0);
-    }
-    let span = tracing::debug_span!("vmm_pool.stock", device = device.plan.device.0, bytes);
-    let _entered = span.enter();
-    // A chunk that could not be unmapped the last time is made already.
-    device.sweep_leaving(Wait::No, Turn::Requester);
-    device.depot.stock_up(bytes, most_bytes, Turn::Requester, &|| false).map_err(|shortage| {
-        match shortage {
-            Shortage::Limit => stock_shortage(device, bytes, None),
-            Shortage::Driver(error) if error.is_out_of_memory() => {
-                stock_shortage(device, bytes, Some(error))
-            }
-            Shortage::Driver(error) => error.into(),
-        }
-    })
-}
-
-/// The device is not asked for its free memory: it may have no context yet, and asking would make
-/// one, which takes memory.
-fn stock_shortage(device: &Device, bytes: u64, cause: Option<vmm_sys::DriverError>) -> Error {
-    let granularity_bytes = device.plan.granularity_bytes;
-    let rounded_bytes = bytes.checked_next_multiple_of(granularity_bytes).unwrap_or(bytes);
-    let asked = Asked { bytes, rounded_bytes, may_wait: true };
-    Error::OutOfMemory(Box::new(OutOfMemory::new(device, asked, None, None, cause)))
-}
-
 impl Pool {
     /// Starts the settings of a pool on `driver`.
     pub fn builder(driver: Arc<dyn Driver>) -> PoolBuilder {
@@ -110,6 +79,9 @@ impl Pool {
     }
 
     fn device(&self, device: DeviceId) -> Result<&Arc<Device>, Error> {
+        if vmm_sys::process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         self.0.places.device(device).ok_or(Error::UnknownDevice { device })
     }
 
@@ -123,9 +95,6 @@ impl Pool {
     /// [`Error::UnknownDevice`] if the pool does not manage the stream's device, or the stream is
     /// another driver's.
     pub fn lane(&self, stream: &Stream) -> Result<Lane, Error> {
-        if vmm_sys::process::is_forked_child() {
-            return Err(Error::DriverGone);
-        }
         let device = self.device(stream.device())?;
         if !std::ptr::addr_eq(Arc::as_ptr(stream.driver()), Arc::as_ptr(&self.0.places.driver)) {
             return Err(Error::UnknownDevice { device: stream.device() });
@@ -191,6 +160,9 @@ impl Pool {
     /// Looks now whether a cold buffer is to move ([`PoolBuilder::balance`]), as the background
     /// thread does every 100 ms. Does nothing in a pool without balance, and waits for no move.
     pub fn rebalance(&self) {
+        if vmm_sys::process::is_forked_child() {
+            return;
+        }
         if let Some(balancer) = &self.0.places.balancer {
             balancer.look(&self.0.places, true);
         }
@@ -219,6 +191,9 @@ impl Pool {
         tag: &str,
         change: impl Fn(&Operation<'_>) -> Result<Option<u64>, Error>,
     ) -> Result<Slept, Error> {
+        if vmm_sys::process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         let mut bodies = self.0.places.bodies();
         bodies.retain(|body| body.shape.tag.as_deref() == Some(tag));
         if bodies.is_empty() {
@@ -256,92 +231,32 @@ impl Pool {
     /// [`Error::UnknownDevice`]; [`ElasticError::HomeAccess`](crate::ElasticError::HomeAccess);
     /// [`ElasticError::Busy`](crate::ElasticError::Busy) from a hook; the driver's.
     pub fn grant(&self, owner: DeviceId, accessor: DeviceId, access: Access) -> Result<(), Error> {
+        self.device(owner)?;
         policy::change(&self.0.places, owner, accessor, access)
     }
 
     /// What every device may do with the memory of every other: policy, buffers, what was found
     /// out, links. Pairs that nobody named are not touched.
     pub fn access_matrix(&self) -> AccessMatrix {
+        if vmm_sys::process::is_forked_child() {
+            return AccessMatrix::default();
+        }
         crate::access_matrix::read(&self.0.places)
     }
 
-    /// Makes chunks ahead of need until the stock of a device, or of a node of the host, holds
-    /// `bytes`: on a device no more than these and the stock's high mark want. Returns the bytes made. Host memory is slow to make: 246 ms a GiB.
-    ///
-    /// # Errors
-    /// Out of memory, of the limit or of the driver; what was made stays in the stock.
-    /// [`Error::UnknownDevice`], [`ElasticError::UnknownPlace`](crate::ElasticError::UnknownPlace).
-    pub fn prefill(&self, place: impl Into<Place>, bytes: u64) -> Result<u64, Error> {
-        match place.into() {
-            Place::Device(device) => {
-                let device = self.device(device)?;
-                fill(device, bytes, bytes.max(device.plan.stock_high_bytes))
-            }
-            place @ Place::HostNuma(_) => self.0.places.site(place)?.fill(bytes),
-        }
-    }
-
-    /// Gives everything idle on `device` back to the driver: free chunks of every lane, and the
-    /// stock. Waits for the work that may still use it. Returns the bytes given back.
-    ///
-    /// # Errors
-    /// [`Error::UnknownDevice`]; [`Error::DriverGone`].
-    pub fn trim(&self, device: DeviceId) -> Result<u64, Error> {
-        let device = self.device(device)?;
-        if device.driver.is_gone() {
-            return Err(Error::DriverGone);
-        }
-        let _span = tracing::debug_span!("vmm_pool.trim", device = device.plan.device.0).entered();
-        let before = device.depot.held_bytes();
-        let lanes = device.lanes.lock().all();
-        for lane in lanes {
-            lane::trim(lane, Wait::Yes, Turn::Requester);
-        }
-        device.sweep_leaving(Wait::Yes, Turn::Requester);
-        device.release_stock(0, Turn::Requester);
-        // What earlier ends and changes could not give back.
-        policy::settle_debts(device);
-        Turn::Requester.with(|| retry_failed_drops(&device.driver));
-        Ok(before.saturating_sub(device.depot.held_bytes()))
-    }
-
-    /// Gives idle memory of `device` back to the driver by its age: chunks that have lain in the
-    /// stock for `min_idle` or longer, down to the low mark, and the wholly free chunks of lanes that
-    /// were not used for so long. Waits for nothing: what unfinished work may still use goes to the
-    /// stock later. Returns the bytes given back.
-    ///
-    /// Since when a lane is idle is found by looking, so that its warm path need not say it: this
-    /// call looks, and so does the background thread, four times in [`PoolBuilder::idle_lane_ms`].
-    ///
-    /// # Errors
-    /// [`Error::UnknownDevice`]; [`Error::DriverGone`].
-    pub fn trim_idle(&self, device: DeviceId, min_idle: Duration) -> Result<u64, Error> {
-        let device = self.device(device)?;
-        if device.driver.is_gone() {
-            return Err(Error::DriverGone);
-        }
-        let span = tracing::debug_span!("vmm_pool.trim", device = device.plan.device.0);
-        let _entered = span.enter();
-        let turn = Turn::Requester;
-        let min_ms = u64::try_from(min_idle.as_millis()).unwrap_or(u64::MAX);
-        let now_ms = device.watch.now_ms();
-        let mut given = 0;
-        if let Some(since_ms) = now_ms.checked_sub(min_ms) {
-            given += device.release_old_stock(since_ms, device.plan.stock_low_bytes, turn);
-        }
-        let shelf_bytes = device.depot.stock.lock().bytes();
-        idle::empty_idle(device, now_ms, min_ms, turn, &|| false);
-        // What the lanes gave was idle for as long, though it comes to the shelf now.
-        given += device.release_stock(shelf_bytes, turn);
-        Ok(given)
-    }
-
-    /// The figures of every device.
+    /// The figures of every device; of none in a forked child.
     pub fn stats(&self) -> PoolStats {
+        if vmm_sys::process::is_forked_child() {
+            return PoolStats::default();
+        }
         let devices = self.0.places.devices.iter().map(|d| (d.plan.device, d.stats())).collect();
         let hosts = self.0.places.hosts.iter().map(Host::stats).collect();
         let balance = self.0.places.balancer.as_ref().map(Balancer::stats);
-        PoolStats { devices, hosts, balance }
+        let mut broken: Vec<_> =
+            self.0.places.devices.iter().flat_map(|device| device.wrecks.broken()).collect();
+        broken.extend(self.0.places.bodies().iter().filter_map(|body| body.broken()));
+        let thread_panics = self.0.places.thread_panics.load(Ordering::Relaxed);
+        PoolStats { devices, hosts, balance, broken, thread_panics }
     }
 
     /// The figures of one device, if the pool manages it.
@@ -351,6 +266,9 @@ impl Pool {
 
     /// Starts new peaks from the present figures.
     pub fn reset_peaks(&self) {
+        if vmm_sys::process::is_forked_child() {
+            return;
+        }
         for device in &self.0.places.devices {
             device.reset_peaks();
         }
@@ -362,6 +280,9 @@ impl Pool {
     /// # Errors
     /// The first that does not hold, in words.
     pub fn verify(&self) -> Result<(), String> {
+        if vmm_sys::process::is_forked_child() {
+            return Err(Error::DriverGone.to_string());
+        }
         self.0.places.devices.iter().try_for_each(|device| crate::verify::device(device))?;
         elastic::verify::buffers(&self.0.places)
     }

@@ -3,6 +3,7 @@
 use vmm_sys::DeviceId;
 
 use crate::balance::BalanceStats;
+use crate::broken::Broken;
 use crate::ladder::LadderStats;
 
 /// What one device's pool holds, in bytes, at one moment (all its lanes locked).
@@ -130,4 +131,8 @@ pub struct PoolStats {
     pub hosts: Vec<HostStats>,
     /// What balance does, if it is on.
     pub balance: Option<BalanceStats>,
+    /// What a panic of some thread has broken; what it holds counts as limbo, or as elastic.
+    pub broken: Vec<Broken>,
+    /// How often a thread of the pool panicked in its work (count). It goes on with what comes next.
+    pub thread_panics: u64,
 }

@@ -11,8 +11,7 @@ use vmm_sys::Driver;
 use vmm_sys::object::RelaxedCapture;
 
 use crate::events::Events;
-use crate::lane::Asker;
-use crate::leaving::Entry;
+use crate::leaving::{Entry, sweep_entries};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, global};
 use crate::turn::Turn;
@@ -48,32 +47,26 @@ pub(crate) fn sweep(driver: &Arc<dyn Driver>, turn: Turn) {
     let same =
         |it: &mut Stranded| std::ptr::addr_eq(Arc::as_ptr(&it.events.driver), Arc::as_ptr(driver));
     // Taken out, so that no driver call is made under the lock.
-    let mine: Vec<Stranded> = {
+    let mut in_hand = {
         let mut stranded = STRANDED.lock();
         let mine = stranded.extract_if(.., same).collect();
         COUNT.store(stranded.len(), Ordering::Relaxed);
-        mine
+        InHand(mine)
     };
-    for Stranded { events, entries } in mine {
-        let entries = sweep_one(&events, entries, turn);
-        if !entries.is_empty() {
-            keep(events, entries);
-        }
+    for Stranded { events, entries } in &mut in_hand.0 {
+        // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
+        let Ok(_relaxed) = RelaxedCapture::enter(&events.driver) else { continue };
+        // The last mapping of a chunk lets it go, and its booking with it.
+        sweep_entries(events, entries, turn, |chunk| turn.with(|| drop(chunk)));
     }
 }
 
-fn sweep_one(events: &Events, entries: Vec<Entry>, turn: Turn) -> Vec<Entry> {
-    // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
-    let Ok(_relaxed) = RelaxedCapture::enter(&events.driver) else { return entries };
-    let mut asker = Asker::new(events);
-    let mut kept = Vec::new();
-    for entry in entries {
-        match entry.leave(&mut asker, turn) {
-            // The last mapping of a chunk lets it go, and its booking with it.
-            Ok(chunk) => turn.with(|| drop(chunk)),
-            Err(entry) => kept.push(entry),
-        }
+/// What a sweep has in its hands. What is left goes back when it is dropped, whatever happened.
+struct InHand(Vec<Stranded>);
+
+impl Drop for InHand {
+    fn drop(&mut self) {
+        let left = self.0.drain(..).filter(|it| !it.entries.is_empty());
+        left.for_each(|Stranded { events, entries }| keep(events, entries));
     }
-    asker.finish();
-    kept
 }

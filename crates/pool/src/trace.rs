@@ -197,7 +197,7 @@ impl Drop for Recorder {
         let deadline = Instant::now() + END_WAIT;
         while !state.ended {
             if self.shared.written.wait_until(&mut state, deadline).timed_out() {
-                tracing::warn!("the end of a trace is not written yet");
+                vmm_sys::say!(warn, "the end of a trace is not written yet");
                 break;
             }
         }

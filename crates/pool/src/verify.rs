@@ -65,12 +65,20 @@ pub(crate) fn leaving_bytes(states: &[&LaneState], device: &Device) -> u64 {
         placed.map(|(_, placed)| Arc::as_ptr(placed.mapping.chunk())).collect();
     let retired = states.iter().flat_map(|state| &state.limbo.retired);
     let leaving = device.depot.leaving.entries();
-    retired
+    // What stands in broken lanes is on its way until the end of the device.
+    let mut wrecked_bytes = 0;
+    device.wrecks.chunks(|chunk| {
+        if known.insert(Arc::as_ptr(chunk)) {
+            wrecked_bytes += chunk.bytes();
+        }
+    });
+    let leaving_bytes: u64 = retired
         .map(|entry| &entry.mapping)
         .chain(leaving.values().filter(|it| !it.is_elsewhere()).map(|entry| &entry.mapping))
         .filter(|mapping| known.insert(Arc::as_ptr(mapping.chunk())))
         .map(Mapping::bytes)
-        .sum()
+        .sum();
+    leaving_bytes + wrecked_bytes
 }
 
 fn lane(state: &LaneState) -> Result<(), String> {

@@ -60,6 +60,6 @@ pub use owner::{
     OwnerStatus,
 };
 #[cfg(any(test, feature = "fault-steps"))]
-pub use steps::{EXPORTER_STEPS, IMPORTER_STEPS};
+pub use steps::{EXPORTER_STEPS, IMPORTER_STEPS, OWNER_STEPS, WORKER_STEPS};
 #[doc(hidden)]
 pub use wire::fuzz_decode;

@@ -43,6 +43,27 @@ pub const IMPORTER_STEPS: &[&str] = &[
     "importer-replaced",
 ];
 
+/// The steps of an owner process, in the order of a buffer's life.
+#[cfg(any(test, feature = "fault-steps"))]
+pub const OWNER_STEPS: &[&str] = &[
+    "owner-create",
+    "owner-made",
+    "owner-offered",
+    "owner-entered",
+    "owner-answers",
+    "owner-found",
+    "owner-status",
+    "owner-leave",
+    "owner-left",
+    "owner-release",
+    "owner-released",
+];
+
+/// The steps of a worker of an owner process, in the order of a buffer's life.
+#[cfg(any(test, feature = "fault-steps"))]
+pub const WORKER_STEPS: &[&str] =
+    &["worker-create", "worker-created", "worker-left", "worker-released"];
+
 #[cfg(any(test, feature = "fault-steps"))]
 pub(crate) fn reached(name: &str) {
     use std::sync::OnceLock;

@@ -9,6 +9,7 @@
 //! This crate knows nothing of pools.
 
 pub mod call;
+pub mod caught;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod cuda;

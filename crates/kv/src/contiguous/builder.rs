@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use vmm_pool::Pool;
+use vmm_sys::caught::caught;
 use vmm_sys::object::Stream;
-use vmm_sys::{ChunkProps, GranularityKind};
+use vmm_sys::{Call, ChunkProps, GranularityKind};
 
 use super::core::Core;
 use super::geometry::Geometry;
@@ -149,7 +150,9 @@ impl ContiguousBuilder {
             Some(bytes) => bytes,
             None => {
                 let props = ChunkProps::on_device(self.stream.device());
-                self.stream.driver().granularity(&props, GranularityKind::Minimum)?
+                caught(Call::MemGetAllocationGranularity, || {
+                    self.stream.driver().granularity(&props, GranularityKind::Minimum)
+                })?
             }
         };
         let layout = SequenceLayout::aligned(self.shape, self.max_tokens, self.order, chunk_bytes)?;

@@ -281,7 +281,7 @@ impl Core {
                 true
             }
             Err(error) => {
-                tracing::debug!(%error, sequences = wants.len(), "no growth ahead");
+                vmm_sys::say!(debug, %error, sequences = wants.len(), "no growth ahead");
                 false
             }
         };
@@ -341,7 +341,7 @@ impl Form for Core {
 
     fn collect(&self, held: &Held<'_>) {
         if let Err(error) = self.collect_all(held) {
-            tracing::debug!(%error, "memory that sequences left is taken away later");
+            vmm_sys::say!(debug, %error, "memory that sequences left is taken away later");
         }
     }
 
@@ -363,7 +363,7 @@ impl Form for Core {
 impl Chores for Core {
     fn do_chores(&self) {
         if self.settle().is_err() {
-            tracing::debug!("growth ahead waits for another change");
+            vmm_sys::say!(debug, "growth ahead waits for another change");
         }
     }
 }

@@ -75,7 +75,7 @@ impl Sequence {
             if let Err(error) = shared {
                 if let Err(error) = core.memory.buffer.decommit(geometry.span(number)) {
                     // Nobody else gets the slot before that is done.
-                    tracing::debug!(%error, "shared chunks are taken away later");
+                    vmm_sys::say!(debug, %error, "shared chunks are taken away later");
                     core.books().set_elsewhere(number, true);
                 }
                 return Err(error);

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use vmm_pool::{Place, Pool};
+use vmm_sys::caught::caught;
 use vmm_sys::object::Stream;
-use vmm_sys::{ChunkProps, GranularityKind, HandleTypes, Location};
+use vmm_sys::{Call, ChunkProps, GranularityKind, HandleTypes, Location};
 
 use super::cache::PagedCache;
 use super::shared::Shared;
@@ -195,14 +196,18 @@ impl PagedBuilder {
             Place::HostNuma(node) => Location::HostNuma(node),
         };
         let props = ChunkProps { location, handle_types: HandleTypes::NONE, rdma: false };
-        Ok(self.pool.driver().granularity(&props, GranularityKind::Minimum)?)
+        Ok(caught(Call::MemGetAllocationGranularity, || {
+            self.pool.driver().granularity(&props, GranularityKind::Minimum)
+        })?)
     }
 
     fn block_count(&self, layout: &BlockLayout) -> Result<u32, KvError> {
         let blocks = match self.max_blocks {
             Some(blocks) => blocks,
             None => {
-                let bytes = self.pool.driver().device_total_bytes(self.stream.device())?;
+                let bytes = caught(Call::DeviceTotalMem, || {
+                    self.pool.driver().device_total_bytes(self.stream.device())
+                })?;
                 u32::try_from(bytes / layout.block_bytes()).unwrap_or(u32::MAX)
             }
         };

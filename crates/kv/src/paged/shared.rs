@@ -256,7 +256,7 @@ impl Shared {
             match self.memory.buffer.decommit(range) {
                 Ok(bytes) => released += bytes,
                 Err(error) => {
-                    tracing::debug!(%error, "memory without tokens stays");
+                    vmm_sys::say!(debug, %error, "memory without tokens stays");
                     if let Some(zone) = self.state().zone(side) {
                         zone.stand(&chunks[..left]);
                     }
@@ -318,7 +318,7 @@ impl Shared {
         let mut refused = false;
         for key in asks {
             if !refused && let Err(error) = self.grow_for(hands, key) {
-                tracing::debug!(%error, "no growth ahead");
+                vmm_sys::say!(debug, %error, "no growth ahead");
                 refused = true;
             }
             // Without its blocks it waits no more: its append takes them as any other does.
@@ -366,7 +366,7 @@ impl Chores for Shared {
             match &grown {
                 Ok(true) => count(&self.memory.counts.background_growths),
                 Ok(false) => {}
-                Err(error) => tracing::debug!(%error, blocks, "no growth ahead"),
+                Err(error) => vmm_sys::say!(debug, %error, blocks, "no growth ahead"),
             }
             self.discouraged.store(!matches!(grown, Ok(true)), Ordering::Relaxed);
         }

@@ -98,7 +98,8 @@ impl Settings {
         let names = std::env::vars_os().map(|(name, _)| name);
         for name in unknown(names) {
             let known = VARIABLES.map(|variable| variable.name).join(", ");
-            tracing::warn!(
+            vmm_sys::say!(
+                warn,
                 "{name} is no variable of the pool, and changes nothing; known: {known}"
             );
         }

@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use vmm_sys::{Access, AccessGrant, DeviceId, DriverError, Location};
+use vmm_sys::caught::caught;
+use vmm_sys::{Access, AccessGrant, Call, DeviceId, DriverError, Location};
 
-use super::body::Operation;
 use super::error::ElasticError;
+use super::operation::Operation;
 use crate::error::Error;
 use crate::peers::Sample;
 use crate::place::Place;
@@ -141,13 +142,14 @@ impl Operation<'_> {
         let address = self.0.address() + u64::from(slot) * self.0.shape.chunk_bytes;
         let bytes = self.0.shape.chunk_bytes;
         let driver = self.0.range.driver();
-        Turn::Requester.with(|| driver.set_access(address, bytes, &[grant]))
+        let set = || driver.set_access(address, bytes, &[grant]);
+        Turn::Requester.with(|| caught(Call::MemSetAccess, set))
     }
 
     /// Takes a grant back. What the driver refuses is tried again before the next operation.
     fn restore_access(&self, slot: u32, grant: AccessGrant) {
         let Err(error) = self.set_access(slot, grant) else { return };
-        tracing::warn!(%error, "an access could not be taken back; tried again later");
+        crate::obstacle::tell(&error, "an access could not be taken back");
         self.0.state().change(slot, |standing| {
             standing.owed.retain(|owed| owed.location != grant.location);
             standing.owed.push(grant);

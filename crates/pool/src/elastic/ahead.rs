@@ -105,9 +105,9 @@ impl Ahead {
 /// Does what was asked for ahead, if anything was.
 pub(crate) fn serve(body: &Body, turn: Turn) {
     let request = body.ahead.0.lock().take();
-    let Some(request) = request else { return };
+    let Some(request) = request.map(Begun) else { return };
     // Whoever asks from now on makes a request of its own.
-    let target_bytes = request.become_(AheadState::Growing);
+    let target_bytes = request.0.become_(AheadState::Growing);
     // The background thread has other work than to wait for the GPU.
     let how = How { place: Place::Device(body.home()), turn, wait: Wait::No };
     let grown = body.slots_over(0, target_bytes).and_then(|slots| {
@@ -115,8 +115,19 @@ pub(crate) fn serve(body: &Body, turn: Turn) {
         body.check_awake()?;
         operation.commit(slots, how, &Lenders::Nobody).map(drop)
     });
-    request.become_(match grown {
+    request.0.become_(match grown {
         Ok(()) => AheadState::Done,
         Err(error) => AheadState::Failed(error),
     });
+}
+
+/// A request under way: whatever becomes of the thread, nobody waits for it for ever.
+struct Begun(Arc<Request>);
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.0.get().state.is_finished() {
+            self.0.become_(AheadState::Failed(ElasticError::Ended.into()));
+        }
+    }
 }

@@ -5,8 +5,8 @@
 
 use vmm_sys::object::Mapping;
 
-use super::body::Operation;
 use super::commit::{Origin, give_back};
+use super::operation::Operation;
 use crate::places::Site;
 use crate::turn::Turn;
 
@@ -24,7 +24,7 @@ impl Operation<'_> {
         match turn.with(|| shadow.unmap()) {
             Ok(chunk) => give_back(site, chunk, origin, turn),
             Err((shadow, error)) => {
-                tracing::warn!(%error, "an address of a move could not be unmapped; tried again later");
+                crate::obstacle::tell(&error, "an address of a move could not be unmapped");
                 if let Some(shadow) = self.keep_alias(slot, shadow) {
                     site.depot.leaving.add(std::iter::once(shadow), Vec::new());
                 }
@@ -58,7 +58,7 @@ impl Operation<'_> {
             for alias in aliases {
                 // Only the thread that holds the operation changes the slot: the chunk is still there.
                 if let Err((alias, error)) = Turn::Requester.with(|| alias.unmap()) {
-                    tracing::debug!(%error, "an address of a move is still mapped");
+                    vmm_sys::say!(debug, %error, "an address of a move is still mapped");
                     drop(self.keep_alias(slot, alias));
                 }
             }

@@ -4,9 +4,7 @@
 //! the driver: what the others see, figures and pieces, is behind a lock that is only held to look
 //! or to publish.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,9 +14,11 @@ use vmm_sys::{Access, AccessGrant, ChunkProps, DeviceId, Location};
 
 use super::ahead::Ahead;
 use super::error::ElasticError;
-use super::hooks::{BackingChange, Cause, Hooks, Phase};
-use super::state::{Backing, Life, State};
+use super::hooks::Hooks;
+use super::operation::{Operation, is_operating};
+use super::state::{Life, State};
 use super::uses::Uses;
+use crate::broken::Broken;
 use crate::budget::Budget;
 use crate::device::Device;
 use crate::error::Error;
@@ -26,7 +26,7 @@ use crate::past::User;
 use crate::place::Place;
 use crate::places::Places;
 use crate::sync::atomic::AtomicUsize;
-use crate::sync::{Condvar, Mutex, MutexGuard, thread_local};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// What is fixed when a buffer is built.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ pub(crate) struct Body {
     keeper: Arc<Device>,
     pub(crate) range: Range,
     state: Mutex<State>,
-    operation_ended: Condvar,
+    pub(super) operation_ended: Condvar,
     pub(crate) uses: Uses,
     pub(crate) hooks: Hooks,
     pub(crate) ahead: Ahead,
@@ -95,7 +95,7 @@ impl Body {
     }
 
     /// The first home's side of the pool, which keeps the events of the buffer's users.
-    pub(crate) fn keeper(&self) -> &Device {
+    pub(crate) fn keeper(&self) -> &Arc<Device> {
         &self.keeper
     }
 
@@ -106,6 +106,12 @@ impl Body {
 
     /// Looks at the buffer. No driver call while the answer is held.
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        if vmm_sys::process::is_forked_child() {
+            // Somebody may have held the lock at the fork, who is not here. The child sees a buffer
+            // without memory; what a look takes is not given back, for nobody looks twice.
+            let empty = State::new(self.keeper.plan.device, BTreeMap::new());
+            return Box::leak(Box::new(Mutex::new(empty))).lock();
+        }
         self.state.lock()
     }
 
@@ -155,6 +161,7 @@ impl Body {
         if state.life != Life::Open {
             return Err(ElasticError::Ended.into());
         }
+        state.check_whole()?;
         state.operating = true;
         drop(state);
         Ok(self.begin())
@@ -181,7 +188,7 @@ impl Body {
         }
         {
             let mut state = self.state();
-            if state.operating || state.life != Life::Open {
+            if state.operating || state.life != Life::Open || state.broken.is_some() {
                 return None;
             }
             state.operating = true;
@@ -218,10 +225,22 @@ impl Body {
 
     /// Makes sure that all memory can be used, as far as the driver lets.
     pub(crate) fn mend(&self) -> Result<(), Error> {
-        if self.state().stuck.is_empty() {
-            return Ok(());
+        if vmm_sys::process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
+        {
+            let state = self.state();
+            state.check_whole()?;
+            if state.stuck.is_empty() {
+                return Ok(());
+            }
         }
         self.operate()?.check_mended()
+    }
+
+    /// Who broke it, if somebody did.
+    pub(crate) fn broken(&self) -> Option<Broken> {
+        self.state().broken.clone()
     }
 
     /// Refuses what needs memory while it is asleep.
@@ -230,102 +249,6 @@ impl Body {
             None => Ok(()),
             Some(_) => Err(ElasticError::Asleep.into()),
         }
-    }
-}
-
-/// Whether the calling thread is changing some buffer's memory.
-pub(crate) fn is_operating() -> bool {
-    OPERATIONS.with(Cell::get) > 0
-}
-
-/// The right to change a buffer's memory, one thread's at a time.
-#[derive(Debug)]
-pub(crate) struct Operation<'a>(pub(super) &'a Body, PhantomData<*const ()>);
-
-thread_local! {
-    /// Operations of this thread: more than one where a hook or a callback begins another.
-    static OPERATIONS: Cell<u32> = const { Cell::new(0) };
-}
-
-impl Drop for Operation<'_> {
-    fn drop(&mut self) {
-        let mut state = self.0.state();
-        if state.life == Life::Ending {
-            // Nobody can begin another operation, so nothing comes between.
-            drop(state);
-            self.end();
-            state = self.0.state();
-        }
-        state.operating = false;
-        let has_ended = state.life == Life::Ended;
-        drop(state);
-        OPERATIONS.with(|it| it.set(it.get() - 1));
-        if has_ended {
-            self.0.operation_ended.notify_all();
-        } else {
-            self.0.operation_ended.notify_one();
-        }
-    }
-}
-
-impl<'a> Operation<'a> {
-    /// Nobody else changes the buffer now.
-    fn begin(body: &'a Body) -> Operation<'a> {
-        OPERATIONS.with(|it| it.set(it.get() + 1));
-        // Counted in this thread, so it ends there.
-        Operation(body, PhantomData)
-    }
-
-    /// Takes everything away, for good. The buffer is listed until all is gone.
-    fn end(&self) {
-        let body = self.0;
-        let home = body.places.device(body.home()).unwrap_or(&body.keeper);
-        home.elastic.closed(body.range.bytes());
-        self.decommit_all(Cause::End);
-        let asleep = {
-            let mut state = body.state();
-            state.life = Life::Ended;
-            state.asleep.take()
-        };
-        drop(asleep);
-    }
-
-    /// Tries again what failed moves could not bring back.
-    pub(super) fn mend(&self) {
-        let stuck: Vec<u32> = self.0.state().stuck.iter().copied().collect();
-        let grants = if stuck.is_empty() { Vec::new() } else { self.0.grants() };
-        for slot in stuck {
-            let taken = {
-                let mut state = self.0.state();
-                // Listed until it is known what becomes of it.
-                let standing = state.pieces.get_mut(&slot);
-                standing.map(|it| std::mem::replace(&mut it.backing, Backing::InHand))
-            };
-            let Some(Backing::Stuck(stuck)) = taken else { continue };
-            let backing = self.stand(slot, stuck, &grants);
-            self.0.state().set_backing(slot, backing);
-        }
-    }
-
-    /// Refuses what concerns memory that is still stuck.
-    pub(super) fn check_mended(&self) -> Result<(), Error> {
-        match self.0.state().stuck.first() {
-            None => Ok(()),
-            Some(slot) => {
-                let offset = u64::from(*slot) * self.0.shape.chunk_bytes;
-                Err(ElasticError::Stuck { offset }.into())
-            }
-        }
-    }
-
-    /// A change of these slots, for the hooks.
-    pub(super) fn change(&self, cause: Cause, slots: &[u32]) -> BackingChange {
-        let chunk_bytes = self.0.shape.chunk_bytes;
-        let (first, last) = (slots.iter().min(), slots.iter().max());
-        let offset = first.map_or(0, |first| u64::from(*first) * chunk_bytes);
-        let end = last.map_or(0, |last| (u64::from(*last) + 1) * chunk_bytes);
-        let generation = self.0.state().generation;
-        BackingChange { phase: Phase::Before, cause, offset, bytes: end - offset, generation }
     }
 }
 

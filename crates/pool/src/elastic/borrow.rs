@@ -10,10 +10,10 @@ use std::sync::Arc;
 use vmm_sys::DriverError;
 use vmm_sys::object::Chunk;
 
-use super::body::Operation;
 use super::commit::{How, Origin, Short};
 use super::error::{ElasticError, LenderAnswer, Refusal};
 use super::growth::Lenders;
+use super::operation::Operation;
 use crate::carries::Carrying;
 use crate::depot::Shortage;
 use crate::error::Error;

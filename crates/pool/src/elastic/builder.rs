@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use vmm_sys::caught::caught;
 use vmm_sys::object::Range;
-use vmm_sys::{Access, DeviceId, GranularityKind};
+use vmm_sys::{Access, Call, DeviceId, GranularityKind};
 
 use super::ElasticBuffer;
 use super::body::{Body, Holder, Shape};
@@ -180,10 +181,12 @@ impl ElasticBuilder {
             return Err(refuse("capacity", bytes, format!("1 to {CAPACITY_MAX_BYTES} bytes")));
         }
         let props = Place::Device(self.device).props(self.exportable);
-        let granularity = keeper.driver.granularity(&props, GranularityKind::Minimum)?;
+        let granularity = caught(Call::MemGetAllocationGranularity, || {
+            keeper.driver.granularity(&props, GranularityKind::Minimum)
+        })?;
         let capacity_bytes = match self.capacity_bytes {
             Some(bytes) => bytes,
-            None => keeper.driver.device_total_bytes(self.device)?,
+            None => caught(Call::DeviceTotalMem, || keeper.driver.device_total_bytes(self.device))?,
         };
         let whole = capacity_bytes.next_multiple_of(granularity);
         let chunk_bytes = match self.chunk_bytes {

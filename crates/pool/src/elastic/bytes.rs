@@ -35,10 +35,10 @@ impl ElasticBuffer {
     /// # Errors
     /// As [`ElasticBuffer::write`]; [`ElasticError::NoAccess`].
     pub fn read_by(&self, device: DeviceId, offset: u64, target: &mut [u8]) -> Result<(), Error> {
+        let _using = Uses::begin_on_host(&self.body)?;
         if !self.body.may_access(device) {
             return Err(ElasticError::NoAccess { device }.into());
         }
-        let _using = Uses::begin_on_host(&self.body)?;
         self.check_bounds(offset, target.len() as u64)?;
         let _relaxed = RelaxedCapture::enter(self.body.range.driver())?;
         Ok(self.body.range.read(device, offset, target)?)

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use vmm_sys::object::{Chunk, Mapping};
 use vmm_sys::{AccessGrant, DriverError};
 
-use super::body::{Body, Operation};
+use super::body::Body;
 use super::borrow::{Sources, Supplied, add};
 use super::error::ElasticError;
 use super::growth::{Grown, Lenders};
 use super::hooks::{Cause, Phase};
+use super::operation::Operation;
 use super::state::{Counts, Standing};
 use crate::depot::Shortage;
 use crate::error::Error;

@@ -58,7 +58,7 @@ impl Copier {
                 match copied.passed() {
                     Ok(false) => thread::yield_now(),
                     Err(error) if !error.is_sticky() && failures < FAILURES_MAX => {
-                        tracing::debug!(%error, "a copy of a move is asked again");
+                        vmm_sys::say!(debug, %error, "a copy of a move is asked again");
                         failures += 1;
                         thread::yield_now();
                     }
@@ -66,7 +66,7 @@ impl Copier {
                 }
             };
             if let Err(error) = ended {
-                tracing::warn!(%error, "the end of a move's copies is not known");
+                vmm_sys::say!(warn, %error, "the end of a move's copies is not known");
                 return;
             }
         }
@@ -93,7 +93,7 @@ impl Copiers {
                 let has_kernels = match stream.load_kernels() {
                     Ok(()) => true,
                     Err(error) => {
-                        tracing::debug!(%error, "moves copy without kernels");
+                        vmm_sys::say!(debug, %error, "moves copy without kernels");
                         false
                     }
                 };

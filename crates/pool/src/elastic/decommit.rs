@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::body::Operation;
 use super::hooks::{Cause, Phase};
+use super::operation::Operation;
 use super::state::{Backing, Standing, Stuck};
 use crate::carries::Carrying;
 use crate::places::Site;

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use vmm_sys::{DeviceId, PeerAttribute};
+use vmm_sys::caught::caught;
+use vmm_sys::{Call, DeviceId, PeerAttribute};
 
 use super::body::Body;
 use crate::error::Error;
@@ -150,7 +151,9 @@ pub(crate) fn by_distance<'a>(
 fn rank(places: &Places, home: DeviceId, place: Place) -> (bool, i32) {
     match place {
         Place::Device(owner) => {
-            let rank = places.driver.peer_attribute(PeerAttribute::PerformanceRank, home, owner);
+            let rank = caught(Call::DeviceGetP2pAttribute, || {
+                places.driver.peer_attribute(PeerAttribute::PerformanceRank, home, owner)
+            });
             (false, rank.unwrap_or(i32::MAX))
         }
         Place::HostNuma(_) => (true, 0),

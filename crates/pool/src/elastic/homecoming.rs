@@ -76,8 +76,8 @@ impl Homecoming {
         let home = Place::Device(body.home());
         let targets = slots.into_iter().map(|slot| Target::chosen(slot, home));
         match operation.relocate(targets, &Terms::unasked(Duration::ZERO), |_| {}) {
-            Ok(moved) => tracing::debug!(bytes = moved.bytes, "borrowed memory came home"),
-            Err(error) => tracing::debug!(%error, "borrowed memory does not come home now"),
+            Ok(moved) => vmm_sys::say!(debug, bytes = moved.bytes, "borrowed memory came home"),
+            Err(error) => vmm_sys::say!(debug, %error, "borrowed memory does not come home now"),
         }
     }
 }

@@ -6,8 +6,10 @@
 //! the pool anything and allocate, but not change the same buffer's memory.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
+
+use vmm_sys::caught::thrown;
+use vmm_sys::process;
 
 use crate::sync::Mutex;
 
@@ -95,7 +97,8 @@ impl fmt::Debug for BackingHook {
 
 impl Drop for BackingHook {
     fn drop(&mut self) {
-        let Some(list) = self.list.upgrade() else { return };
+        let alive = self.list.upgrade().filter(|_| !process::is_forked_child());
+        let Some(list) = alive else { return };
         let mut list = list.lock();
         let at = list.hooks.iter().position(|(number, _)| *number == self.number);
         let hook = at.map(|at| list.hooks.remove(at));
@@ -107,6 +110,10 @@ impl Drop for BackingHook {
 
 impl Hooks {
     pub(crate) fn add(&self, hook: impl Fn(&BackingChange) + Send + Sync + 'static) -> BackingHook {
+        if process::is_forked_child() {
+            // Nothing changes any more that it could be told.
+            return BackingHook { list: Weak::new(), number: 0 };
+        }
         let mut list = self.0.lock();
         list.last_number += 1;
         let number = list.last_number;
@@ -118,8 +125,8 @@ impl Hooks {
     pub(crate) fn call(&self, change: &BackingChange) {
         let hooks = self.0.lock().hooks.clone();
         for (_, hook) in hooks {
-            if catch_unwind(AssertUnwindSafe(|| hook(change))).is_err() {
-                tracing::warn!(?change, "a hook for changed backing panicked");
+            if thrown(|| hook(change)).is_err() {
+                vmm_sys::say!(warn, ?change, "a hook for changed backing panicked");
             }
         }
     }

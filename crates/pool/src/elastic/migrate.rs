@@ -6,9 +6,10 @@ use std::time::Duration;
 use vmm_sys::{Access, DeviceId};
 
 use super::ElasticBuffer;
-use super::body::{Body, Operation};
+use super::body::Body;
 use super::error::ElasticError;
 use super::hooks::Cause;
+use super::operation::Operation;
 use super::progress::Progress;
 use super::state::State;
 use super::terms::{Effort, Left, Moved, Target, Terms};
@@ -168,6 +169,9 @@ impl ElasticBuffer {
     /// [`ElasticError::BeyondCapacity`], [`ElasticError::UnknownPlace`]; later ones are in the
     /// answer.
     pub fn migrate_async(&self, to: impl Into<Move>) -> Result<Migration, Error> {
+        if vmm_sys::process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         let order = to.into();
         self.pool.places().site(order.to)?;
         if let Some(range) = &order.range {
@@ -207,8 +211,7 @@ impl Operation<'_> {
             effort: Effort::Ladder,
             shut: false,
         };
-        let span = tracing::debug_span!("vmm_pool.move", address = body.address(), to = %to);
-        let _entered = span.enter();
+        let _within = vmm_sys::within!("vmm_pool.move", address = body.address(), to = %to);
         let targets = slots.into_iter().map(|slot| Target::chosen(slot, to));
         match home {
             None => self.relocate(targets, &terms, |_| {}),

@@ -46,6 +46,7 @@ mod growth;
 pub(crate) mod homecoming;
 mod hooks;
 pub(crate) mod migrate;
+pub(crate) mod operation;
 mod outside;
 mod prepare;
 mod progress;
@@ -234,6 +235,9 @@ impl ElasticBuffer {
     /// # Errors
     /// [`ElasticError::BeyondCapacity`]; later ones are in the answer.
     pub fn grow_ahead(&self, bytes: u64) -> Result<GrowAhead, Error> {
+        if vmm_sys::process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         self.body.slots_over(0, bytes)?;
         let growth = self.body.ahead.ask(bytes);
         if !self.pool.places().signal.wake() {
@@ -306,6 +310,11 @@ impl ElasticBuffer {
     /// What `device` may do with the buffer.
     pub fn access(&self, device: DeviceId) -> Access {
         self.body.state().access.get(&device).copied().unwrap_or(Access::None)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn body(&self) -> &body::Body {
+        &self.body
     }
 
     /// Calls `hook` before and after each change of the memory behind the addresses, until the

@@ -10,8 +10,8 @@ use vmm_sys::Driver;
 use vmm_sys::object::Chunk;
 
 use super::ElasticBuffer;
-use super::body::Operation;
 use super::error::ElasticError;
+use super::operation::Operation;
 use super::stats::Piece;
 use crate::error::Error;
 use crate::past;

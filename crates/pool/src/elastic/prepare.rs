@@ -7,9 +7,9 @@ use std::sync::Arc;
 use vmm_sys::AccessGrant;
 use vmm_sys::object::{Chunk, Mapping, Range};
 
-use super::body::Operation;
 use super::commit::{How, Origin, Short, give_back};
 use super::error::ElasticError;
+use super::operation::Operation;
 use super::relocate::{Leg, Stage};
 use super::terms::{Effort, Target, Terms};
 use crate::depot::Shortage;

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use super::body::Operation;
 use super::commit::How;
+use super::operation::Operation;
 use super::terms::{Target, Terms};
 use crate::error::Error;
 use crate::lane::Wait;

@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
-use super::body::{Body, Operation};
+use super::body::Body;
 use super::growth::Lenders;
+use super::operation::Operation;
 use super::recall::Ways;
 use super::terms::{Target, Terms};
 use crate::obstacle;
@@ -50,7 +51,7 @@ pub(crate) fn help(places: &Places, here: Place, way: Way, request: &Request) ->
         let ways = Ways { home: way == Way::Neighbour, host: way == Way::Host };
         let returned = operation.give_back(here, missing_bytes, ways, Duration::ZERO);
         if let Some((bytes, error)) = returned.refused {
-            tracing::debug!(bytes, %error, "borrowed memory is not given back");
+            vmm_sys::say!(debug, bytes, %error, "borrowed memory is not given back");
             obstacle::note_of(&error);
         }
         Some(returned.home_bytes + returned.host_bytes)
@@ -104,7 +105,7 @@ impl Operation<'_> {
                     moved += self.bytes_of(chunks.gone());
                 }
                 Err(error) => {
-                    tracing::debug!(%error, to = %site.place, "a buffer is not moved");
+                    vmm_sys::say!(debug, %error, to = %site.place, "a buffer is not moved");
                     obstacle::note_of(&error);
                 }
             }

@@ -12,12 +12,12 @@ use std::time::Duration;
 use vmm_sys::AccessGrant;
 use vmm_sys::object::{Chunk, Latch, Mapping, RelaxedCapture};
 
-use super::body::Operation;
 use super::commit::{Origin, give_back};
 use super::copier::{Copier, copy};
 use super::door::{Closed, Held};
 use super::error::ElasticError;
 use super::hooks::Phase;
+use super::operation::Operation;
 use super::state::{Standing, State};
 use super::terms::{Left, Moved, Target, Terms};
 use crate::depot::Footing;
@@ -232,7 +232,7 @@ impl Operation<'_> {
             && let Err(error) = copier.stream.synchronize()
         {
             // Nobody is held yet. A copy may be under way behind which no event was recorded.
-            tracing::warn!(%error, "the end of a move's copies is not known");
+            vmm_sys::say!(warn, %error, "the end of a move's copies is not known");
         }
         let done = copied.and_then(|()| {
             if let Some(held) = tools.held.take() {
@@ -243,7 +243,7 @@ impl Operation<'_> {
         match done {
             Ok(()) => Ok(closed),
             Err(error) => {
-                tracing::debug!(%error, "a move is taken back");
+                vmm_sys::say!(debug, %error, "a move is taken back");
                 // No copy may be under way when its target goes.
                 copier.settle(legs.len());
                 self.take_back(legs);

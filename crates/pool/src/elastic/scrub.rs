@@ -6,8 +6,9 @@
 
 use vmm_sys::object::{Chunk, Mapping, RelaxedCapture};
 
-use super::body::{Body, Operation};
+use super::body::Body;
 use super::copier::Copier;
+use super::operation::Operation;
 use crate::error::Error;
 use crate::past::{self, User};
 
@@ -38,7 +39,7 @@ impl Operation<'_> {
             && let Err(error) = copier.stream.synchronize()
         {
             // Nothing may be written any more when the memory goes.
-            tracing::warn!(%error, "the end of a scrub is not known");
+            vmm_sys::say!(warn, %error, "the end of a scrub is not known");
         }
         body.places.copiers.put(copier);
         zeroed?;

@@ -12,9 +12,10 @@ use std::time::Duration;
 use vmm_sys::object::{Chunk, Mapping};
 
 use super::ElasticBuffer;
-use super::body::{Body, Operation};
+use super::body::Body;
 use super::error::ElasticError;
 use super::hooks::{Cause, Phase};
+use super::operation::Operation;
 use super::state::{Backing, Standing};
 use super::terms::{Effort, Left, Moved, Target, Terms};
 use crate::depot::{Depot, Footing};
@@ -183,7 +184,7 @@ impl Operation<'_> {
     /// The chunk goes on to stand where it stood. What the driver refuses is tried again later.
     fn unmap_twin(&self, twin: &Twin, mapping: Mapping) {
         let Err((mapping, error)) = Turn::Requester.with(|| mapping.unmap()) else { return };
-        tracing::warn!(%error, "an address of a shared chunk could not be unmapped; tried again later");
+        crate::obstacle::tell(&error, "an address of a shared chunk could not be unmapped");
         if let Some(Depot { leaving, .. }) = self.depot_of(twin.from) {
             leaving.add_shared(std::iter::once(mapping), Vec::new(), &twin.footing);
         }

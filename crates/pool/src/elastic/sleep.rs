@@ -9,12 +9,12 @@ use std::time::Duration;
 use vmm_sys::object::RelaxedCapture;
 
 use super::ElasticBuffer;
-use super::body::Operation;
 use super::commit::{How, Origin, give_back};
 use super::door::Closed;
 use super::error::ElasticError;
 use super::growth::Lenders;
 use super::hooks::{Cause, Phase};
+use super::operation::Operation;
 use super::state::{Backing, Standing, State, Stuck};
 use super::terms::{Effort, Left, Target, Terms};
 use crate::error::Error;

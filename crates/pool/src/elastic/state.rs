@@ -10,7 +10,9 @@ use vmm_sys::{Access, AccessGrant, DeviceId};
 
 use super::body::Body;
 use super::sleep::Asleep;
+use crate::broken::Broken;
 use crate::depot::Footing;
+use crate::error::Error;
 use crate::landing::Spare;
 use crate::lending::{Lent, Loan};
 use crate::place::Place;
@@ -45,6 +47,8 @@ pub(crate) struct State {
     /// A thread is changing the buffer's memory.
     pub(super) operating: bool,
     pub(super) life: Life,
+    /// One panicked while it did.
+    pub(super) broken: Option<Broken>,
 }
 
 /// How far a buffer's end has come.
@@ -160,6 +164,20 @@ pub(crate) struct Counts {
 }
 
 impl State {
+    /// Refuses a buffer in the middle of whose change a thread panicked.
+    pub(super) fn check_whole(&self) -> Result<(), Error> {
+        match &self.broken {
+            None => Ok(()),
+            Some(broken) => Err(Error::Broken(Box::new(broken.clone()))),
+        }
+    }
+
+    /// Lets everything stay where it is, whoever may still use it.
+    pub(super) fn keep_for_good(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.pieces));
+        std::mem::forget(self.asleep.take());
+    }
+
     pub(super) fn new(home: DeviceId, access: BTreeMap<DeviceId, Access>) -> State {
         State {
             pieces: BTreeMap::new(),
@@ -177,6 +195,7 @@ impl State {
             counts: Counts::default(),
             operating: false,
             life: Life::Open,
+            broken: None,
         }
     }
 

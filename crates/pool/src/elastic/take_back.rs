@@ -7,7 +7,7 @@ use std::time::Duration;
 use vmm_sys::AccessGrant;
 use vmm_sys::object::Chunk;
 
-use super::body::Operation;
+use super::operation::Operation;
 use super::relocate::{Leg, Stage};
 use super::state::{Backing, Stuck};
 use crate::place::Place;
@@ -33,7 +33,7 @@ impl Operation<'_> {
                 Stage::New { mapping, old } => match Turn::Requester.with(|| mapping.unmap()) {
                     Ok(_) => self.stand(leg.slot, Stuck::Unmapped(old), &grants),
                     Err((mapping, error)) => {
-                        tracing::warn!(%error, "a chunk stays where a failed move brought it");
+                        vmm_sys::say!(warn, %error, "a chunk stays where a failed move brought it");
                         let backing = self.stand(leg.slot, Stuck::Ungranted(mapping), &grants);
                         self.stay(leg, backing, old);
                         leg.stage = Stage::Stays;
@@ -58,7 +58,7 @@ impl Operation<'_> {
             self.mend();
         }
         if let Some(slot) = self.0.state().stuck.first() {
-            tracing::error!(slot, "users go on without memory that could not be brought back");
+            vmm_sys::say!(error, slot, "users go on without memory that could not be brought back");
         }
     }
 
@@ -69,7 +69,7 @@ impl Operation<'_> {
             Stuck::Unmapped(chunk) => match self.map(slot, chunk.clone()) {
                 Ok(mapping) => mapping,
                 Err(error) => {
-                    tracing::warn!(%error, slot, "a chunk could not be mapped back; tried again later");
+                    vmm_sys::say!(warn, %error, slot, "a chunk could not be mapped back; tried again later");
                     return Backing::Stuck(Stuck::Unmapped(chunk));
                 }
             },
@@ -77,7 +77,7 @@ impl Operation<'_> {
         match Turn::Requester.with(|| mapping.set_access(grants)) {
             Ok(()) => Backing::Mapped(mapping),
             Err(error) => {
-                tracing::warn!(%error, slot, "a chunk could not be granted; tried again later");
+                vmm_sys::say!(warn, %error, slot, "a chunk could not be granted; tried again later");
                 Backing::Stuck(Stuck::Ungranted(mapping))
             }
         }

@@ -113,6 +113,10 @@ pub(crate) struct UseCounts {
 
 impl Uses {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        if process::is_forked_child() {
+            // As for the buffer's own.
+            return Box::leak(Box::<Mutex<State>>::default()).lock();
+        }
         self.state.lock()
     }
 
@@ -168,6 +172,9 @@ impl Uses {
         stream: &Stream,
         must_wait: impl Fn() -> bool,
     ) -> Result<Use, Error> {
+        if process::is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         let device = body.keeper();
         if !std::ptr::addr_eq(Arc::as_ptr(stream.driver()), Arc::as_ptr(&device.driver)) {
             return Err(Error::UnknownDevice { device: stream.device() });

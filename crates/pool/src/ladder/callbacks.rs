@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use vmm_sys::DeviceId;
+use vmm_sys::{DeviceId, process};
 
 use super::help::heard;
 use crate::sync::Mutex;
@@ -54,7 +54,8 @@ impl fmt::Debug for ShortageHook {
 
 impl Drop for ShortageHook {
     fn drop(&mut self) {
-        let Some(callbacks) = self.callbacks.upgrade() else { return };
+        let alive = self.callbacks.upgrade().filter(|_| !process::is_forked_child());
+        let Some(callbacks) = alive else { return };
         let mut list = callbacks.0.lock();
         let at = list.callbacks.iter().position(|(number, _)| *number == self.number);
         let callback = at.map(|at| list.callbacks.remove(at));
@@ -69,6 +70,10 @@ impl Callbacks {
         self: &Arc<Callbacks>,
         callback: impl Fn(DeviceId, u64) -> bool + Send + Sync + 'static,
     ) -> ShortageHook {
+        if process::is_forked_child() {
+            // Nothing is short any more.
+            return ShortageHook { callbacks: Weak::new(), number: 0 };
+        }
         ShortageHook { callbacks: Arc::downgrade(self), number: self.push(callback) }
     }
 

@@ -3,10 +3,10 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use vmm_sys::DeviceId;
+use vmm_sys::caught::thrown;
 
 use super::Rung;
 use crate::device::Device;
@@ -107,8 +107,8 @@ pub(super) fn ask(others: impl FnOnce() -> bool) -> bool {
 
 /// What somebody says who may panic.
 pub(super) fn heard(other: impl FnOnce() -> bool) -> bool {
-    catch_unwind(AssertUnwindSafe(other)).unwrap_or_else(|_| {
-        tracing::warn!("a callback for short memory panicked");
+    thrown(other).unwrap_or_else(|_| {
+        vmm_sys::say!(warn, "a callback for short memory panicked");
         false
     })
 }

@@ -2,6 +2,7 @@
 
 use super::gate::{Gate, is_captured, record};
 use super::limbo::{Retired, sweep_once, sweep_pending};
+use super::wreck::AtDriver;
 use super::{LaneCell, LaneState, Wait, sweep};
 use crate::device::Device;
 use crate::lanes::LaneRef;
@@ -169,6 +170,7 @@ pub(crate) fn gate_for_good(lane: LaneRef) {
         state.busy += 1;
         (state.device.clone(), state.stream.clone())
     };
+    let _at_driver = AtDriver::for_lane(lane.cell);
     let last = record(&device.events, stream);
     let should_retire = loop {
         {
@@ -214,8 +216,7 @@ fn tear_down(mut state: LaneState, device: &Device) {
         // Every object stays silent when it is dropped.
         return;
     }
-    let span = tracing::debug_span!("vmm_pool.lane_close", stream = ?state.stream);
-    let _entered = span.enter();
+    let _within = vmm_sys::within!("vmm_pool.lane_close", stream = ?state.stream);
     let (parked, retired) =
         (std::mem::take(&mut state.limbo.parked), std::mem::take(&mut state.limbo.retired));
     device.limbo_shrank(parked.len() + retired.len());

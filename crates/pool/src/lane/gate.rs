@@ -154,7 +154,7 @@ impl Pending {
         };
         for recorded in &self.0 {
             if let Err(error) = recorded.event.wait() {
-                tracing::debug!(%error, "a gate could not be waited for; its memory stays");
+                vmm_sys::say!(debug, %error, "a gate could not be waited for; its memory stays");
                 obstacle::note(&error);
             }
         }
@@ -168,7 +168,7 @@ pub(crate) fn record(events: &Events, stream: Stream) -> Gate {
         Ok(Some(event)) => Gate::Event(Arc::new(Recorded { event, stream })),
         Ok(None) => Gate::Unrecorded(stream),
         Err(error) => {
-            tracing::debug!(%error, ?stream, "a gate could not be recorded; tried again later");
+            vmm_sys::say!(debug, %error, ?stream, "a gate could not be recorded; tried again later");
             obstacle::note_of(&error);
             Gate::Unrecorded(stream)
         }
@@ -253,7 +253,7 @@ impl<'a> Asker<'a> {
             Ok(true) => Answer::Passed,
             Ok(false) => Answer::Pending,
             Err(error) => {
-                tracing::debug!(%error, "a gate could not be asked; its memory stays in limbo");
+                vmm_sys::say!(debug, %error, "a gate could not be asked; its memory stays in limbo");
                 obstacle::note(&error);
                 if is_lost(&error) { Answer::Lost } else { Answer::Pending }
             }

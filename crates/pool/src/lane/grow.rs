@@ -14,6 +14,7 @@ use super::report::out_of_memory;
 use super::survey::{Found, Surveyed, Terms, survey};
 use super::thrift::{Lack, Thrift};
 use super::window::reserve;
+use super::wreck::AtDriver;
 use super::{Lane, LaneState, Wait, sweep};
 use crate::buffer::Buffer;
 use crate::capture;
@@ -87,12 +88,11 @@ struct Means {
 #[cold]
 #[inline(never)]
 pub(super) fn alloc_cold(lane: &Lane, request: &Request) -> Result<Buffer, Error> {
-    let span = tracing::debug_span!(
+    let _within = vmm_sys::within!(
         "vmm_pool.grow",
         device = lane.device.plan.device.0,
         bytes = request.bytes()
     );
-    let _entered = span.enter();
     let device = &*lane.device;
     if device.driver.is_gone() {
         return Err(Error::DriverGone);
@@ -188,6 +188,7 @@ fn attempt(lane: &Lane, request: &Request, means: Means) -> Result<Outcome, Erro
             Planned::Beyond(lack) => return Ok(Outcome::Beyond(lack)),
         }
     };
+    let _at_driver = AtDriver::for_lane(lane.cell);
     let mut brought = act(device, &mut claim);
     while brought.is_ok() {
         match publish(lane, claim, request, means.elsewhere_bytes) {

@@ -8,6 +8,7 @@
 use vmm_sys::object::{Mapping, RelaxedCapture, Stream};
 
 use super::gate::{Asker, Gate, Pending, record};
+use super::wreck::AtDriver;
 use super::{LaneCell, retire};
 use crate::device::Device;
 use crate::obstacle;
@@ -108,7 +109,10 @@ pub(crate) fn free_special(
     let (device, retire_now, is_guarded, gates) = {
         let mut guard = cell.lock();
         // The lane cannot retire while the buffer that is being freed counts as live.
-        let Some(state) = guard.as_mut() else { return };
+        let Some(state) = guard.as_mut() else {
+            cell.forget_buffer();
+            return;
+        };
         if state.stream.is_elsewhere() {
             streams.push(state.stream.clone());
         }
@@ -147,10 +151,14 @@ fn park(
     streams: Vec<Stream>,
     mut gates: Vec<Gate>,
 ) {
+    let _at_driver = AtDriver::for_lane(cell);
     gates.extend(streams.into_iter().map(|stream| record(&device.events, stream)));
     let should_retire = {
         let mut guard = cell.lock();
-        let Some(state) = guard.as_mut() else { return };
+        let Some(state) = guard.as_mut() else {
+            cell.forget_buffer();
+            return;
+        };
         state.busy -= 1;
         if state.guards.is_some() {
             // It is unmapped when they have passed, not handed out again in the lane's own order.
@@ -212,6 +220,22 @@ pub(super) fn sweep_once(cell: &'static LaneCell, turn: Turn) -> bool {
     }
 }
 
+/// What a sweep has in its hands. What is left when it is dropped goes where ended lanes leave theirs: the
+/// lane broke meanwhile, and nothing may be unmapped before its gates have passed.
+struct InHand<'a> {
+    device: &'a Device,
+    parked: Vec<Parked>,
+    retired: Vec<Retired>,
+}
+
+impl Drop for InHand<'_> {
+    fn drop(&mut self) {
+        for Retired { mapping, gates, .. } in self.retired.drain(..) {
+            self.device.depot.leaving.add(std::iter::once(mapping), gates);
+        }
+    }
+}
+
 /// What one pass of a sweep came to.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pass {
@@ -221,7 +245,7 @@ struct Pass {
 }
 
 fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
-    let (device, mut parked, retired) = {
+    let (device, parked, retired) = {
         let mut guard = cell.lock();
         let Some(state) = guard.as_mut() else { return Pass::default() };
         let limbo = &mut state.limbo;
@@ -236,36 +260,38 @@ fn sweep_pass(cell: &'static LaneCell, turn: Turn) -> Pass {
         (state.device.clone(), parked, retired)
     };
     let _carrying = device.depot.carries.begin();
-    let in_hand = (parked.len(), retired.len());
-    let (mut free, mut kept, mut vacant) = (Vec::new(), Vec::new(), Vec::new());
+    let counts = (parked.len(), retired.len());
+    let _at_driver = AtDriver::for_lane(cell);
+    let mut in_hand = InHand { device: &device, parked, retired };
+    let (mut free, mut refused, mut vacant) = (Vec::new(), Vec::new(), Vec::new());
     // Without the relaxed mode a query could end somebody's capture: then nothing is asked.
     match RelaxedCapture::enter(&device.driver).inspect_err(obstacle::note) {
         Ok(_relaxed) => {
             let mut asker = Asker::new(&device.events);
-            parked.retain_mut(|entry| {
+            in_hand.parked.retain_mut(|entry| {
                 entry.gates.retain_mut(|gate| !asker.ask(gate));
                 if entry.gates.is_empty() {
                     free.push((entry.offset, entry.block_bytes));
                 }
                 !entry.gates.is_empty()
             });
-            for mut entry in retired {
+            let passed = in_hand.retired.extract_if(.., |entry| {
                 entry.gates.retain_mut(|gate| !asker.ask(gate));
-                if !entry.gates.is_empty() {
-                    kept.push(entry);
-                    continue;
-                }
+                entry.gates.is_empty()
+            });
+            for entry in passed {
                 match unmap(&device, entry, turn) {
                     Ok(slots) => vacant.push(slots),
-                    Err(entry) => kept.push(entry),
+                    Err(entry) => refused.push(entry),
                 }
             }
             asker.finish();
         }
-        Err(_) => kept = retired,
+        Err(error) => vmm_sys::say!(debug, %error, "no gate is asked"),
     }
+    in_hand.retired.append(&mut refused);
     let came_back = !free.is_empty() || !vacant.is_empty();
-    let has_more = publish(cell, in_hand, parked, kept, &free, &vacant);
+    let has_more = publish(cell, counts, in_hand, &free, &vacant);
     Pass { came_back, has_more }
 }
 
@@ -277,8 +303,7 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
             Ok((first_slot, slots))
         }
         Err((mapping, error)) => {
-            tracing::warn!(%error, "a retired mapping could not be unmapped; tried again later");
-            obstacle::note(&error);
+            obstacle::tell(&error, "a retired mapping could not be unmapped");
             Err(Retired { mapping, first_slot, slots, gates })
         }
     }
@@ -288,20 +313,21 @@ fn unmap(device: &Device, entry: Retired, turn: Turn) -> Result<(u32, u32), Reti
 /// among that, which are to be unmapped.
 fn publish(
     cell: &'static LaneCell,
-    in_hand: (usize, usize),
-    parked: Vec<Parked>,
-    retired: Vec<Retired>,
+    counts: (usize, usize),
+    mut in_hand: InHand<'_>,
     free: &[(u64, u64)],
     vacant: &[(u32, u32)],
 ) -> bool {
     let (should_retire, has_more) = {
         let mut guard = cell.lock();
-        // A busy lane does not retire.
+        // A busy lane does not retire; it may break.
         let Some(state) = guard.as_mut() else { return false };
         let is_guarded = state.guards.is_some();
         state.busy -= 1;
-        state.limbo.parked_in_hand -= in_hand.0;
-        state.limbo.retired_in_hand -= in_hand.1;
+        state.limbo.parked_in_hand -= counts.0;
+        state.limbo.retired_in_hand -= counts.1;
+        let (parked, retired) =
+            (std::mem::take(&mut in_hand.parked), std::mem::take(&mut in_hand.retired));
         // What others parked meanwhile is younger: it goes behind.
         let younger = std::mem::replace(&mut state.limbo.parked, parked);
         state.limbo.parked.extend(younger);

@@ -22,6 +22,7 @@ mod shell;
 mod survey;
 mod thrift;
 mod window;
+mod wreck;
 
 use std::fmt;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ pub(crate) use figures::Figures;
 pub(crate) use gate::{Asker, Gate, Pending, Waited, is_captured, record};
 pub(crate) use limbo::{Wait, free_special, sweep};
 pub(crate) use shell::LaneCell;
+pub(crate) use wreck::{LaneGuard, Wrecks};
 
 use crate::buffer::{Buffer, Home};
 use crate::config::Plan;
@@ -51,9 +53,6 @@ use guard::Guards;
 use limbo::Limbo;
 use marks::Marks;
 use thrift::Mark;
-
-/// A lane's state under its lock.
-pub(crate) type LaneGuard<'a> = vmm_lock::Guard<'a, Option<LaneState>>;
 
 /// Operations between two emptyings of the magazines of a lane that falls idle, so that a lone
 /// buffer made and dropped in a loop still finds its magazine.
@@ -169,7 +168,7 @@ impl LaneState {
     /// A buffer is the only owner of its block, unless somebody freed its address.
     #[cold]
     fn nothing_to_take_back(error: vmm_heap::NotAllocated) -> bool {
-        tracing::error!(%error, "a buffer's block was freed by its address");
+        vmm_sys::say!(error, %error, "a buffer's block was freed by its address");
         false
     }
 
@@ -262,6 +261,7 @@ impl Lane {
     /// # Errors
     /// [`Error::TooLarge`] before anything is touched; [`Error::OutOfMemory`] with the facts once
     /// every way to find memory was tried; the driver's own errors. The lane is then as before.
+    /// [`Error::LaneClosed`]; [`Error::Broken`] if a thread panicked in it.
     #[inline]
     pub fn alloc(&self, bytes: u64) -> Result<Buffer, Error> {
         self.alloc_with(&Request::new(bytes))
@@ -291,25 +291,25 @@ impl Lane {
             // Before any lock: another thread may have held it when the process forked.
             return Err(Error::DriverGone);
         }
-        {
-            let mut guard = self.cell.lock();
-            if let Some(state) = guard.as_mut()
-                && state.open_id == self.id
-                && let Ok(block) = state.heap.alloc(request.bytes(), request.align_bytes())
-            {
-                return Ok(state.hand_out(self.cell, block, request.bytes()));
-            }
+        let served = self.cell.with(|lane| {
+            let state = lane.as_mut().filter(|state| state.open_id == self.id)?;
+            let block = state.heap.alloc(request.bytes(), request.align_bytes()).ok()?;
+            Some(state.hand_out(self.cell, block, request.bytes()))
+        });
+        match served {
+            Some(buffer) => Ok(buffer),
+            None => grow::alloc_cold(self, request),
         }
-        grow::alloc_cold(self, request)
     }
 
     /// This lane in its shell, unless it was closed. Requests of a lane that is diverted do not
     /// come here, unless they began before.
     #[inline]
-    fn state<'a>(&self, guard: &'a mut LaneGuard<'_>) -> Result<&'a mut LaneState, Error> {
+    fn state<'a>(&self, guard: &'a mut LaneGuard) -> Result<&'a mut LaneState, Error> {
         match guard.as_mut() {
             Some(state) if state.id == self.id && !state.closing => Ok(state),
-            _ => Err(Error::LaneClosed),
+            Some(_) => Err(Error::LaneClosed),
+            None => Err(self.cell.why_gone(self.id)),
         }
     }
 
@@ -325,6 +325,9 @@ impl Lane {
 
     /// The length of the largest request that would succeed now without new memory, in bytes.
     pub fn largest_free_bytes(&self) -> u64 {
+        if process::is_forked_child() {
+            return 0;
+        }
         self.reference().lock().map_or(0, |state| state.heap.largest_free_bytes())
     }
 

@@ -78,13 +78,14 @@ impl Lane {
         if process::is_forked_child() || request.bytes() == 0 {
             return None;
         }
-        let mut guard = self.cell.lock();
-        let state = guard.as_mut()?;
-        if state.open_id != self.id || !state.is_listed {
-            return None;
-        }
-        let block = state.heap.alloc(request.bytes(), request.align_bytes()).ok()?;
-        Some(state.hand_out(self.cell, block, block.bytes).into_address())
+        self.cell.with(|lane| {
+            let state = lane.as_mut()?;
+            if state.open_id != self.id || !state.is_listed {
+                return None;
+            }
+            let block = state.heap.alloc(request.bytes(), request.align_bytes()).ok()?;
+            Some(state.hand_out(self.cell, block, block.bytes).into_address())
+        })
     }
 
     /// The same, and everything else, in the order of [`Lane::alloc_with`].
@@ -205,8 +206,8 @@ fn lane_at(address: u64) -> Result<&'static LaneCell, Error> {
 /// # Errors
 /// Nothing is changed, and the answer is [`Error::UnknownAddress`] if no lane that hands out raw
 /// addresses has this one, [`Error::NotAllocated`] if no block starts there (a second free, the
-/// inside of a block), [`Error::WrongBytes`] if `bytes` is not its length, [`Error::DriverGone`] in
-/// a forked child.
+/// inside of a block), [`Error::WrongBytes`] if `bytes` is not its length, [`Error::Broken`] if a thread
+/// panicked in its lane, [`Error::DriverGone`] in a forked child.
 #[inline]
 pub fn free_raw(address: u64, bytes: u64) -> Result<(), Error> {
     free(address, bytes, None)
@@ -235,25 +236,24 @@ fn free_warm(address: u64, bytes: u64, on: Option<StreamHandle>) -> bool {
         return false;
     }
     let Some(cell) = directory::lane_at(address) else { return false };
-    let should_retire = {
-        let mut guard = cell.lock();
-        let Some(state) = guard.as_mut() else { return false };
-        let Some(offset) = state.listed_offset(address) else { return false };
+    let should_retire = cell.with(|lane| {
+        let state = lane.as_mut()?;
+        let offset = state.listed_offset(address)?;
         if on.is_some_and(|handle| handle != state.stream.handle()) {
-            return false;
+            return None;
         }
         if !state.marks.is_empty()
             && (state.marks.at(offset).is_some() || state.stream.is_elsewhere())
         {
-            return false;
+            return None;
         }
-        let Ok(block_bytes) = state.heap.free_exact(offset, bytes) else { return false };
-        state.count_taken_back(cell, (offset, block_bytes), block_bytes)
-    };
-    if should_retire {
+        let block_bytes = state.heap.free_exact(offset, bytes).ok()?;
+        Some(state.count_taken_back(cell, (offset, block_bytes), block_bytes))
+    });
+    if should_retire == Some(true) {
         retire(cell);
     }
-    true
+    should_retire.is_some()
 }
 
 /// The same, if it is a block after all; else what it is instead.
@@ -266,7 +266,7 @@ fn free_cold(address: u64, bytes: u64, on: Option<StreamHandle>) -> Result<(), E
     let cell = lane_at(address)?;
     let should_retire = {
         let mut guard = cell.lock();
-        let Some(state) = guard.as_mut() else { return Err(Error::UnknownAddress { address }) };
+        let Some(state) = guard.as_mut() else { return Err(cell.why_unknown(address)) };
         let (offset, block_bytes) = state.held_block_at(address)?;
         if bytes > block_bytes || block_bytes - bytes >= GRANULE_BYTES {
             return Err(Error::WrongBytes { address, bytes, block_bytes });
@@ -297,8 +297,9 @@ fn free_cold(address: u64, bytes: u64, on: Option<StreamHandle>) -> Result<(), E
 /// As [`free_raw`] for the address; [`Error::UnknownDevice`] if the stream belongs to another
 /// driver.
 pub fn record_stream_raw(address: u64, stream: &Stream) -> Result<(), Error> {
-    let mut guard = lane_at(address)?.lock();
-    let Some(state) = guard.as_mut() else { return Err(Error::UnknownAddress { address }) };
+    let cell = lane_at(address)?;
+    let mut guard = cell.lock();
+    let Some(state) = guard.as_mut() else { return Err(cell.why_unknown(address)) };
     let (offset, _) = state.held_block_at(address)?;
     if state.is_crossed_by(stream)? {
         state.marks.cross(offset, stream);
@@ -311,8 +312,9 @@ pub fn record_stream_raw(address: u64, stream: &Stream) -> Result<(), Error> {
 /// # Errors
 /// As [`free_raw`] for the address.
 pub fn block_of(address: u64) -> Result<RawBlock, Error> {
-    let guard = lane_at(address)?.lock();
-    let Some(state) = guard.as_ref() else { return Err(Error::UnknownAddress { address }) };
+    let cell = lane_at(address)?;
+    let guard = cell.lock();
+    let Some(state) = guard.as_ref() else { return Err(cell.why_unknown(address)) };
     let (_, bytes) = state.held_block_at(address)?;
     let (device, stream) = (state.device.plan.device, state.stream.id());
     Ok(RawBlock { address, bytes, device, stream })

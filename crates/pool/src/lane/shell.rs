@@ -1,12 +1,13 @@
 //! [`LaneCell`]: the shell of a lane, which outlives it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crossbeam::utils::CachePadded;
 use vmm_heap::{Heap, HeapConfig};
 use vmm_lock::BiasedMutex;
 use vmm_sys::object::Stream;
 
+use super::wreck::{OnUnwind, Wreck};
 use super::{Figures, LaneGuard, LaneState, Limbo, Live, Marks};
 use crate::buffer::Home;
 use crate::config::DebugMode;
@@ -26,6 +27,8 @@ pub(crate) struct LaneCell {
     number: u32,
     state: CachePadded<BiasedMutex<Option<LaneState>>>,
     pub(crate) figures: CachePadded<Figures>,
+    /// Of a lane that broke: then the shell is not used again.
+    pub(super) wreck: OnceLock<Arc<Wreck>>,
 }
 
 global! {
@@ -45,6 +48,7 @@ impl LaneCell {
             number,
             state: CachePadded::new(BiasedMutex::new(None)),
             figures: CachePadded::default(),
+            wreck: OnceLock::new(),
         }
     }
 
@@ -52,9 +56,19 @@ impl LaneCell {
         self.number
     }
 
-    #[inline]
-    pub(crate) fn lock(&self) -> LaneGuard<'_> {
-        self.state.lock()
+    pub(crate) fn lock(&'static self) -> LaneGuard {
+        LaneGuard::new(self, self.state.lock())
+    }
+
+    /// Does `work` under the lock. What throws in there leaves a wreck; that it may costs nothing until
+    /// then.
+    #[inline(always)]
+    pub(crate) fn with<R>(&'static self, work: impl FnOnce(&mut Option<LaneState>) -> R) -> R {
+        let mut guard = self.state.lock();
+        let watch = OnUnwind { cell: self, state: &mut guard };
+        let answer = work(&mut *watch.state);
+        std::mem::forget(watch);
+        answer
     }
 
     /// A shell with a new, empty lane in it.

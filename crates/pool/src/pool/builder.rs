@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use vmm_sys::{Access, DeviceId, Driver};
 
-use super::{Pool, PoolInner, fill};
+use super::stock::fill;
+use super::{Pool, PoolInner};
 use crate::background::Background;
 use crate::balance::{Balance, Balancer};
 use crate::budget::Budget;
@@ -269,8 +270,7 @@ impl PoolBuilder {
             settings.devices.push(DeviceId(0));
         }
         settings.check_lenders()?;
-        let span = tracing::debug_span!("vmm_pool.build", devices = settings.devices.len());
-        let _entered = span.enter();
+        let _within = vmm_sys::within!("vmm_pool.build", devices = settings.devices.len());
         let callbacks = Arc::new(callbacks);
         let mut devices = Vec::with_capacity(settings.devices.len());
         for device in &settings.devices {

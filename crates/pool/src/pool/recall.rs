@@ -32,8 +32,7 @@ impl Pool {
         if vmm_sys::process::is_forked_child() || places.driver.is_gone() {
             return Err(Error::DriverGone);
         }
-        let span = tracing::debug_span!("vmm_pool.recall", lender = %lender, bytes);
-        let _entered = span.enter();
+        let _within = vmm_sys::within!("vmm_pool.recall", lender = %lender, bytes);
         let since = Instant::now();
         let ways = Ways { home: true, host: true };
         let mut recall = Recall::default();

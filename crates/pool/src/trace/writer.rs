@@ -40,7 +40,7 @@ pub(super) fn run(file: TraceFile, shared: &Shared) {
         };
         if let Err(error) = file.append(&batch) {
             let path = file.path().display();
-            tracing::error!(%error, %path, "the trace cannot be written: recording ends here");
+            vmm_sys::say!(error, %error, %path, "the trace cannot be written: recording ends here");
             return;
         }
         // Nothing can have come after the last lane was gone.

@@ -219,38 +219,6 @@ fn the_background_thread_empties_an_idle_lane_and_it_comes_back() {
 }
 
 #[test]
-fn a_dead_background_thread_leaves_its_looks_to_requests() {
-    let hand = Hand::default();
-    let died = Arc::new(Mutex::new(false));
-    let clock = {
-        let (hand, died) = (hand.clone(), died.clone());
-        move || {
-            if std::thread::current().name() == Some("vmm-pool") {
-                *died.lock().unwrap() = true;
-                hand.read(); // wakes the story
-                panic!("the story ends this thread");
-            }
-            hand.read()
-        }
-    };
-    let rig = rig(&hand, |b| b.background(true).clock(clock));
-    let (stream, other) = second_lane(&rig);
-    drop(rig.lane.alloc(16 * MIB).unwrap());
-    hand.wait("the thread lives", || *died.lock().unwrap());
-    // It is at its end; until it is there, requests leave the looks to it.
-    let mut kept = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
-    while rig.stats().idle_lanes_emptied == 0 {
-        assert!(Instant::now() < deadline, "requests do not look");
-        hand.pass(IDLE_MS);
-        kept.push(other.alloc(2 * MIB).unwrap());
-        std::thread::yield_now();
-    }
-    drop((kept, other, stream));
-    rig.end();
-}
-
-#[test]
 fn whoever_gets_a_chunk_comes_after_all_its_earlier_users() {
     let hand = Hand::default();
     // No memory but the one chunk that goes from hand to hand.

@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering;
 
 use vmm_pool::Piece;
 
+use vmm_sys::caught::thrown;
+
 use super::core::{Core, Job, Task};
 use super::offer::OfferCore;
 use crate::limits::keep_limit;
@@ -19,10 +21,16 @@ const AHEAD_AT_ONCE: usize = 16;
 
 pub(super) fn run(core: &Core) {
     while let Some(task) = core.next_task() {
-        match task {
-            Task::Describe(offer) => describe(core, offer),
-            Task::Make(job) => make(core, &job),
-            Task::Ahead(offer) => ahead(core, offer),
+        // The thread works for others too: a panic is a failure of what it was about.
+        let done = match task {
+            Task::Describe(offer) => thrown(|| describe(core, offer)),
+            Task::Make(job) => thrown(|| make(core, &job)).inspect_err(|words| {
+                core.made_for(job.client, Some(format!("the exporter panicked: {words}")));
+            }),
+            Task::Ahead(offer) => thrown(|| ahead(core, offer)),
+        };
+        if let Err(words) = done {
+            vmm_sys::say!(error, words, "the thread of an exporter panicked");
         }
         core.wake_service();
     }
@@ -33,7 +41,9 @@ fn describe(core: &Core, offer: Arc<OfferCore>) {
         Ok(true) => core.add_ahead(offer),
         // The end of the change under way asks for it again.
         Ok(false) => {}
-        Err(error) => tracing::warn!(%error, name = offer.name, "a buffer could not be described"),
+        Err(error) => {
+            vmm_sys::say!(warn, %error, name = offer.name, "a buffer could not be described")
+        }
     }
 }
 
@@ -61,7 +71,9 @@ fn ahead(core: &Core, offer: Arc<OfferCore>) {
         Ok(true) => core.add_ahead(offer),
         Ok(false) => {}
         // Whoever asks for them finds out again.
-        Err(why) => tracing::warn!(why, name = offer.name, "descriptors could not be made ahead"),
+        Err(why) => {
+            vmm_sys::say!(warn, why, name = offer.name, "descriptors could not be made ahead")
+        }
     }
 }
 

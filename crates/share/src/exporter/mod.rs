@@ -289,10 +289,10 @@ impl Drop for Exporter {
             && let Err(error) = fs::remove_file(path)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(%error, "an exporter's socket could not be removed");
+            vmm_sys::say!(warn, %error, "an exporter's socket could not be removed");
         }
         if !self.core.stop(STOP_PATIENCE) {
-            tracing::warn!("an exporter's threads are still busy; they end on their own");
+            vmm_sys::say!(warn, "an exporter's threads are still busy; they end on their own");
         }
     }
 }

@@ -130,7 +130,7 @@ impl OfferCore {
         let deadline = Instant::now() + WITHDRAW_PATIENCE;
         while *visits > 0 {
             if self.visit_ended.wait_until(&mut visits, deadline).timed_out() {
-                tracing::warn!(name = self.name, "a withdrawn buffer is still being exported");
+                vmm_sys::say!(warn, name = self.name, "a withdrawn buffer is still being exported");
                 return;
             }
         }

@@ -45,7 +45,7 @@ impl Publisher {
                 (Some(event), Ordering::Event { device, handle: name })
             }
             Err(error) => {
-                tracing::debug!(%error, "the driver shares no events; the host tells the order");
+                vmm_sys::say!(debug, %error, "the driver shares no events; the host tells the order");
                 (None, Ordering::Host)
             }
         };

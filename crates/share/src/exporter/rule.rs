@@ -1,8 +1,9 @@
 //! Who is let in.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+
+use vmm_sys::caught::thrown;
 
 use crate::os::PeerCredentials;
 
@@ -31,12 +32,10 @@ impl PeerRule {
         match self {
             PeerRule::SameUser => peer.uid == rustix::process::geteuid().as_raw(),
             PeerRule::Users(users) => users.contains(&peer.uid),
-            PeerRule::Custom(rule) => {
-                catch_unwind(AssertUnwindSafe(|| rule(peer))).unwrap_or_else(|_| {
-                    tracing::warn!(?peer, "a rule for peers panicked; the peer is refused");
-                    false
-                })
-            }
+            PeerRule::Custom(rule) => thrown(|| rule(peer)).unwrap_or_else(|_| {
+                vmm_sys::say!(warn, ?peer, "a rule for peers panicked; the peer is refused");
+                false
+            }),
         }
     }
 }

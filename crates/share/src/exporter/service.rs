@@ -9,6 +9,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
+use vmm_sys::caught::thrown;
+
 use super::client::{Client, Cut};
 use super::core::{Core, count};
 use crate::error::Refusal;
@@ -49,7 +51,7 @@ impl Service<'_> {
             let (ready, knock) = match self.wait() {
                 Ok(found) => found,
                 Err(error) => {
-                    tracing::error!(%error, "an exporter cannot wait for its clients; it ends");
+                    vmm_sys::say!(error, %error, "an exporter cannot wait for its clients; it ends");
                     return;
                 }
             };
@@ -98,16 +100,18 @@ impl Service<'_> {
         let mut ready = ready.iter().copied().chain(std::iter::repeat(false));
         self.clients.retain_mut(|client| {
             let is_ready = ready.next().unwrap_or(false);
-            let served = match (is_ready, client.listens()) {
+            let serve = || match (is_ready, client.listens()) {
                 (true, true) => client.read(core, room).and_then(|()| client.tick(core, now)),
                 // It was asked for nothing, so this is its end.
                 (true, false) => Err(Cut(None)),
                 (false, _) => client.tick(core, now),
             };
+            // The thread serves others: a panic is the end of one.
+            let served = thrown(serve).unwrap_or(Err(Cut(Some("its turn panicked".to_owned()))));
             let Err(Cut(why)) = served else { return true };
             if let Some(why) = why {
                 count(&core.counts.cut);
-                tracing::warn!(client = client.number, why, "an importer was cut off");
+                vmm_sys::say!(warn, client = client.number, why, "an importer was cut off");
             }
             core.forget_client(client.number);
             if let Some(keeper) = &core.keeper {
@@ -126,7 +130,7 @@ impl Service<'_> {
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "an importer could not be let in");
+                    vmm_sys::say!(warn, %error, "an importer could not be let in");
                     self.accept_at = Instant::now() + ACCEPT_PAUSE;
                     return;
                 }

@@ -15,7 +15,10 @@ pub(super) fn end(space: Space, uses: &Arc<Uses>, deadline: Instant) {
     if uses.wait(deadline) {
         drop(space);
     } else {
-        tracing::warn!("an import ended under work of a GPU; its memory stays until that is done");
+        vmm_sys::say!(
+            warn,
+            "an import ended under work of a GPU; its memory stays until that is done"
+        );
         LEFT.lock().push((space, uses.clone()));
     }
 }

@@ -153,7 +153,7 @@ impl Space {
         step!("importer-replaced");
         let Err(error) = replaced else { return Ok(()) };
         if let Err(again) = self.place(REPLACING, &left, &kept) {
-            tracing::warn!(%again, "pieces of an import could not be put back");
+            vmm_sys::say!(warn, %again, "pieces of an import could not be put back");
         }
         Err(error)
     }

@@ -50,12 +50,12 @@ impl Uses {
             }
             // The stream has lost its context, or is captured: all that is left is to wait for it.
             Err(error) => {
-                tracing::warn!(%error, "the end of a use could not be marked");
+                vmm_sys::say!(warn, %error, "the end of a use could not be marked");
                 drop(state);
                 let waited = RelaxedCapture::enter(stream.driver())
                     .and_then(|_relaxed| stream.synchronize());
                 if let Err(error) = waited {
-                    tracing::warn!(%error, "a stream could not be waited for");
+                    vmm_sys::say!(warn, %error, "a stream could not be waited for");
                 }
                 state = self.state.lock();
             }

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use crate::address::Address;
 use crate::error::ShareError;
 use crate::importer::{Access, Import, Importer, ImporterOptions};
+use crate::steps::step;
 use crate::wire::{Message, NAME_BYTES_MAX, OwnerMessage};
 
 use super::OwnerDevice;
@@ -101,10 +102,12 @@ impl OwnerClient {
             wanted.clone();
         let question =
             OwnerMessage::Create { name, bytes, chunk_bytes, device, others_write, succeed };
+        step!("worker-create");
         let (created, write) = match self.ask(STEP, question)? {
             OwnerMessage::Created { created, write } => (created, write),
             other => return Err(self.unexpected(STEP, "created", other)),
         };
+        step!("worker-created");
         let access = if write { Access::ReadWrite } else { Access::Read };
         Ok((self.open(&wanted.name, access)?, created))
     }
@@ -140,6 +143,7 @@ impl OwnerClient {
     pub fn leave(&self, name: &str) -> Result<(), ShareError> {
         check_name(name)?;
         self.done("leaving a buffer", OwnerMessage::Leave { name: name.to_owned() })?;
+        step!("worker-left");
         self.held.lock().remove(name);
         Ok(())
     }
@@ -150,7 +154,9 @@ impl OwnerClient {
     /// [`ShareError::Refused`] if there is none, or another user has created it.
     pub fn release(&self, name: &str) -> Result<(), ShareError> {
         check_name(name)?;
-        self.done("releasing a buffer", OwnerMessage::Release { name: name.to_owned() })
+        self.done("releasing a buffer", OwnerMessage::Release { name: name.to_owned() })?;
+        step!("worker-released");
+        Ok(())
     }
 
     /// Whether the owner process still has the connection open: one system call.

@@ -203,7 +203,7 @@ impl Drop for Owner {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the thread of an owner process has panicked");
+            vmm_sys::say!(error, "the thread of an owner process has panicked");
         }
     }
 }

@@ -5,28 +5,44 @@ use std::sync::Arc;
 
 use vmm_pool::Pool;
 use vmm_sys::DeviceId;
+use vmm_sys::caught::thrown;
 
 use super::house::{Entry, House, Refused, Task, Wanted};
 use crate::error::{Refusal, ShareError};
 use crate::exporter::{Exporter, Offered};
+use crate::steps::step;
 use crate::wire::{Message, OwnerMessage};
 
 pub(super) fn run(house: &House, pool: &Pool, exporter: &Exporter) {
     while let Some(task) = house.next_task() {
         match task {
             Task::Create { client, wanted } => {
-                let made = create_or_find(house, (pool, exporter), client, wanted);
+                let make = || create_or_find(house, (pool, exporter), client, wanted);
+                let made = thrown(make).unwrap_or_else(failed);
                 let made = made.map(|(created, write)| OwnerMessage::Created { created, write });
                 answer(house, exporter, client, made);
             }
             Task::Release { client, name } => {
-                let released = house.take(client, &name).map(|entry| end(pool, vec![entry]));
+                step!("owner-release");
+                let release = || house.take(client, &name).map(|entry| end(pool, vec![entry]));
+                let released = thrown(release).unwrap_or_else(failed);
+                step!("owner-released");
                 answer(house, exporter, client, released.map(|()| OwnerMessage::Done));
             }
-            Task::End(entries) => end(pool, entries),
+            Task::End(entries) => {
+                if let Err(words) = thrown(|| end(pool, entries)) {
+                    vmm_sys::say!(error, words, "the end of a buffer panicked");
+                }
+            }
         }
     }
     drop(house.take_all());
+}
+
+/// What a panic is for the client that asked: the thread goes on for others.
+fn failed<T>(words: String) -> Result<T, Refused> {
+    vmm_sys::say!(error, words, "the thread of an owner process panicked");
+    Err((Refusal::Failed, format!("the owner process panicked: {words}")))
 }
 
 /// Gives the memory back to the driver, and keeps none of it ready: whose buffer is next is not known.
@@ -35,7 +51,7 @@ fn end(pool: &Pool, entries: Vec<Entry>) {
     drop(entries);
     for device in devices {
         if let Err(error) = pool.trim(device) {
-            tracing::warn!(%device, %error, "memory of a buffer that has ended stays with the pool");
+            vmm_sys::say!(warn, %device, %error, "memory of a buffer that has ended stays with the pool");
         }
     }
 }
@@ -45,6 +61,7 @@ fn answer(house: &House, exporter: &Exporter, client: u64, answer: Result<OwnerM
         Ok(message) => Message::Owner(message),
         Err((reason, text)) => Message::Refused { reason, text },
     };
+    step!("owner-answers");
     house.put_answer(client, message);
     exporter.wake();
 }
@@ -59,7 +76,9 @@ fn create_or_find(
     if wanted.name.is_empty() || wanted.bytes == 0 {
         return Err((Refusal::Request, "expected a name and at least one byte".to_owned()));
     }
+    step!("owner-create");
     if let Some(write) = house.find(client, &wanted)? {
+        step!("owner-found");
         return Ok((false, write));
     }
     let Some(uid) = house.uid_of(client) else {
@@ -78,8 +97,11 @@ fn create_or_find(
     let bytes = wanted.bytes.next_multiple_of(buffer.chunk_bytes());
     house.check_limits(client, bytes)?;
     buffer.grow_to(bytes).map_err(pool_failed)?;
+    step!("owner-made");
     let offer = exporter.offer(&wanted.name, &buffer, Offered::ReadWrite).map_err(failed)?;
+    step!("owner-offered");
     let entry = Entry::new((offer, buffer), (bytes, uuid), (uid, wanted.others_write));
     house.enter(client, wanted.name, entry);
+    step!("owner-entered");
     Ok((true, true))
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use vmm_share::{
-    Access, Address, EXPORTER_STEPS, IMPORTER_STEPS, Importer, ImporterOptions, ShareError,
+    Access, Address, EXPORTER_STEPS, IMPORTER_STEPS, Importer, ImporterOptions, NamedBuffer,
+    OWNER_STEPS, OwnerClient, OwnerStatus, ShareError, WORKER_STEPS,
 };
 use vmm_sys::sim::Sim;
 
@@ -107,4 +108,78 @@ fn an_importer_dies_at_each_step() {
     owner.offer = None;
     assert_eq!(owner.exporter.as_ref().unwrap().stats().descriptors, 0);
     assert_eq!(owner.end(), "clean");
+}
+
+/// All that a worker does with an owner process.
+fn live_with(address: &Address, sim: &std::sync::Arc<Sim>) -> Result<(), ShareError> {
+    let driver = sim.clone() as std::sync::Arc<dyn vmm_sys::Driver>;
+    let options = ImporterOptions::new(driver).timeout(Duration::from_secs(5));
+    let client = OwnerClient::connect(address, options)?;
+    let wanted = NamedBuffer::new("buffer", 2 * G).chunk_bytes(G);
+    for created in [true, false] {
+        let (import, is_new) = client.create_or_find(&wanted)?;
+        assert_eq!(is_new, created);
+        import.write(G, &[7; 8])?;
+        drop(import);
+    }
+    OwnerStatus::ask(address, Duration::from_secs(5))?;
+    client.leave("buffer")?;
+    client.release("buffer")
+}
+
+#[test]
+fn an_owner_process_dies_at_each_step() {
+    for step in OWNER_STEPS.iter().map(|step| Some(*step)).chain([None]) {
+        let more: Vec<_> = step.map(|step| ("VMM_SHARE_DIE_AT", step)).into_iter().collect();
+        let mut keeper = Second::start("keeper", Address::Path(socket_path()), &more);
+        let (sim, _) = machine(2);
+        let lived = live_with(&keeper.address, &sim);
+        let Some(step) = step else {
+            lived.unwrap();
+            assert_eq!(keeper.ask("end"), "clean");
+            continue;
+        };
+        let failed = lived.expect_err(step);
+        assert!(matches!(failed, ShareError::OwnerGone { .. } | ShareError::Io { .. }), "{failed}");
+        assert_eq!(keeper.wait(), Some(KILL), "{step} was not reached");
+        if let Err(left) = sim.check_clean() {
+            panic!("{step}: {left}");
+        }
+    }
+}
+
+#[test]
+fn a_worker_dies_at_each_step_and_holds_nothing_any_more() {
+    let mut keeper = Second::start("keeper", Address::Path(socket_path()), &[]);
+    for step in WORKER_STEPS {
+        let more = [("VMM_SHARE_DIE_AT", *step)];
+        let mut worker = Second::start("worker", keeper.address.clone(), &more);
+        for order in [&*format!("create buffer {}", 2 * G), "leave buffer", "release buffer"] {
+            worker.order(order);
+            if worker.answer().is_none() {
+                break;
+            }
+        }
+        assert_eq!(worker.wait(), Some(KILL), "{step} was not reached");
+        let deadline = std::time::Instant::now() + crate::common::SOON;
+        let left = loop {
+            let status = OwnerStatus::ask(&keeper.address, crate::common::SOON).unwrap();
+            // Who asks is a client too.
+            if status.buffers.iter().all(|buffer| buffer.holders.is_empty()) && status.clients <= 1
+            {
+                break status.buffers.len();
+            }
+            assert!(std::time::Instant::now() < deadline, "{step}: {status:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        // What it had made is there for whoever comes next, until its lease is over.
+        assert!(left <= 1, "{step}");
+        let mut next = Second::start("worker", keeper.address.clone(), &[]);
+        let found = if left == 1 { "found" } else { "created" };
+        let answer = next.ask(&format!("create buffer {} succeed", 2 * G));
+        assert_eq!(answer, format!("{found} ReadWrite"), "{step}");
+        assert_eq!(next.ask("release buffer"), "released");
+        assert_eq!(next.ask("end"), "clean");
+    }
+    assert_eq!(keeper.ask("end"), "clean");
 }

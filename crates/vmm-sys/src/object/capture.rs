@@ -4,9 +4,13 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 
+use crate::call::Call;
+use crate::caught::caught;
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::types::CaptureMode;
+
+const CALL: Call = Call::ThreadExchangeStreamCaptureMode;
 
 /// While it lives, the calling thread is in relaxed capture mode: event queries and creations made
 /// meanwhile invalidate no capture, neither this thread's nor another's (rows D-G3, D-G4).
@@ -25,7 +29,7 @@ impl RelaxedCapture {
     /// # Errors
     /// The driver's.
     pub fn enter(driver: &Arc<dyn Driver>) -> DriverResult<RelaxedCapture> {
-        let found = driver.exchange_capture_mode(CaptureMode::Relaxed)?;
+        let found = caught(CALL, || driver.exchange_capture_mode(CaptureMode::Relaxed))?;
         let before = owed(driver).unwrap_or(found);
         Ok(RelaxedCapture { driver: driver.clone(), before, _not_send: PhantomData })
     }
@@ -36,9 +40,9 @@ impl Drop for RelaxedCapture {
         if self.driver.is_gone() {
             return;
         }
-        let restore = || self.driver.exchange_capture_mode(self.before);
+        let restore = || caught(CALL, || self.driver.exchange_capture_mode(self.before));
         let Err(error) = restore().or_else(|_| restore()) else { return };
-        tracing::warn!(%error, "the thread's capture mode could not be restored; tried again later");
+        crate::say!(warn, %error, "the thread's capture mode could not be restored; tried again later");
         // The thread must not stay in relaxed mode, where its own mistakes would not be refused.
         if self.before != CaptureMode::Relaxed {
             let debt = (Arc::downgrade(&self.driver), self.before);

@@ -6,6 +6,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::drops::{Leftover, give_back_or_keep};
+use crate::call::Call;
+use crate::caught::caught;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverResult};
 use crate::types::{ChunkHandle, ChunkProps};
@@ -33,7 +35,7 @@ impl Chunk {
     /// The driver's: out of memory, or an invalid value if `bytes` is no multiple of the
     /// granularity of `props`.
     pub fn create(driver: &Arc<dyn Driver>, bytes: u64, props: &ChunkProps) -> DriverResult<Chunk> {
-        let handle = driver.create(bytes, props)?;
+        let handle = caught(Call::MemCreate, || driver.create(bytes, props))?;
         Ok(Chunk { driver: driver.clone(), handle, bytes, props: *props, receipt: None })
     }
 
@@ -48,7 +50,7 @@ impl Chunk {
         bytes: u64,
         props: &ChunkProps,
     ) -> DriverResult<Chunk> {
-        let handle = driver.import_fd(descriptor)?;
+        let handle = caught(Call::MemImportFromShareableHandle, || driver.import_fd(descriptor))?;
         Ok(Chunk { driver: driver.clone(), handle, bytes, props: *props, receipt: None })
     }
 
@@ -73,7 +75,8 @@ impl Chunk {
     pub fn release(self) -> Result<(), (Chunk, DriverError)> {
         if !self.driver.is_gone() {
             // SAFETY: `self` owns the reference, and keeps it only if it was not taken.
-            match unsafe { self.driver.release(self.handle) } {
+            let release = || unsafe { self.driver.release(self.handle) };
+            match caught(Call::MemRelease, release) {
                 Err(error) if !error.is_driver_gone() => return Err((self, error)),
                 // Where the driver is gone for good, the memory went with it.
                 Ok(()) | Err(_) => {}
@@ -94,7 +97,8 @@ impl Chunk {
     /// The driver's; invalid value if the chunk was not created exportable (row D-X1).
     pub fn export_fd(&self) -> DriverResult<OwnedFd> {
         // SAFETY: `self` owns a live reference to the handle.
-        unsafe { self.driver.export_fd(self.handle) }
+        let export = || unsafe { self.driver.export_fd(self.handle) };
+        caught(Call::MemExportToShareableHandle, export)
     }
 
     /// The driver's handle, valid while `self` lives.
@@ -129,7 +133,6 @@ impl Drop for Chunk {
 mod tests {
     use super::super::{failed_drops, retry_failed_drops};
     use super::*;
-    use crate::call::Call;
     use crate::error::ResultCode;
     use crate::sim::{FaultPlan, Sim};
     use crate::types::DeviceId;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use super::RelaxedCapture;
 use super::chunk::Receipt;
+use crate::call::Call;
+use crate::caught::caught;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverResult, ResultCode};
 use crate::sync::{Mutex, global};
@@ -38,7 +40,15 @@ global! {
 impl Leftover {
     /// Tries to give it back.
     pub(crate) fn give_back(&self, driver: &dyn Driver) -> DriverResult<()> {
-        match self {
+        let call = match self {
+            Leftover::Chunk { .. } => Call::MemRelease,
+            Leftover::Range(..) => Call::MemAddressFree,
+            Leftover::Mapping { .. } => Call::MemUnmap,
+            Leftover::Pinned(..) => Call::MemFreeHost,
+            Leftover::Stream(..) => Call::StreamDestroy,
+            Leftover::Event(..) => Call::EventDestroy,
+        };
+        caught(call, || match self {
             // SAFETY: the reference was owned by the object that was dropped and by nothing since.
             Leftover::Chunk { handle, .. } => unsafe { driver.release(*handle) },
             Leftover::Range(address, bytes) => driver.address_free(*address, *bytes),
@@ -51,7 +61,7 @@ impl Leftover {
             Leftover::Stream(device, stream) => unsafe { driver.stream_destroy(*device, *stream) },
             // SAFETY: as above.
             Leftover::Event(device, event) => unsafe { driver.event_destroy(*device, *event) },
-        }
+        })
     }
 
     /// Whether it is gone although the driver answered so: what belongs to a context goes with it, and
@@ -82,10 +92,10 @@ pub(crate) fn give_back_or_keep(driver: &Arc<dyn Driver>, leftover: Leftover) {
     };
     if let Err(error) = given {
         if leftover.went_with(&error) {
-            tracing::debug!(%error, "gone with its context");
+            crate::say!(debug, %error, "gone with its context");
             return;
         }
-        tracing::warn!(%error, "the driver refused to take something back; kept for a later try");
+        crate::say!(warn, %error, "the driver refused to take something back; kept for a later try");
         FAILED.lock().push(Failed { driver: driver.clone(), leftover, error });
     }
 }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use super::Stream;
 use super::drops::{Leftover, give_back_or_keep};
+use crate::call::Call;
+use crate::caught::caught;
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::types::{DeviceId, EventHandle, IpcEventHandle};
@@ -22,7 +24,7 @@ impl Event {
     /// # Errors
     /// The driver's.
     pub fn create(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<Event> {
-        let handle = driver.event_create(device)?;
+        let handle = caught(Call::EventCreate, || driver.event_create(device))?;
         Ok(Event { driver: driver.clone(), device, handle })
     }
 
@@ -31,7 +33,7 @@ impl Event {
     /// # Errors
     /// The driver's: not supported where it shares no events (row D-X7).
     pub fn create_interprocess(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<Event> {
-        let handle = driver.event_create_interprocess(device)?;
+        let handle = caught(Call::EventCreate, || driver.event_create_interprocess(device))?;
         Ok(Event { driver: driver.clone(), device, handle })
     }
 
@@ -42,7 +44,8 @@ impl Event {
     /// The driver's; an event of [`Event::create`] has no name.
     pub fn export(&self) -> DriverResult<IpcEventHandle> {
         // SAFETY: `self` owns a live handle.
-        unsafe { self.driver.ipc_event_handle(self.device, self.handle) }
+        let export = || unsafe { self.driver.ipc_event_handle(self.device, self.handle) };
+        caught(Call::IpcGetEventHandle, export)
     }
 
     /// Opens an event of another process (`cuIpcOpenEventHandle`), to be waited for and asked here:
@@ -57,7 +60,7 @@ impl Event {
         device: DeviceId,
         exported: &IpcEventHandle,
     ) -> DriverResult<Event> {
-        let handle = driver.ipc_event_open(device, exported)?;
+        let handle = caught(Call::IpcOpenEventHandle, || driver.ipc_event_open(device, exported))?;
         Ok(Event { driver: driver.clone(), device, handle })
     }
 
@@ -68,7 +71,9 @@ impl Event {
     /// The driver's: an invalid handle if the stream is of another device.
     pub fn record(&self, stream: &Stream) -> DriverResult<()> {
         // SAFETY: both objects own live handles.
-        unsafe { self.driver.event_record(self.device, self.handle, stream.handle_here()) }
+        let record =
+            || unsafe { self.driver.event_record(self.device, self.handle, stream.handle_here()) };
+        caught(Call::EventRecord, record)
     }
 
     /// Whether the marked work is done (`cuEventQuery`); never waits. True if never recorded.
@@ -78,7 +83,7 @@ impl Event {
     /// The driver's: a sticky context error shows up here.
     pub fn passed(&self) -> DriverResult<bool> {
         // SAFETY: `self` owns a live handle.
-        unsafe { self.driver.event_query(self.device, self.handle) }
+        caught(Call::EventQuery, || unsafe { self.driver.event_query(self.device, self.handle) })
     }
 
     /// Waits on the host until the marked work is done (`cuEventSynchronize`).
@@ -87,7 +92,8 @@ impl Event {
     /// The driver's.
     pub fn wait(&self) -> DriverResult<()> {
         // SAFETY: `self` owns a live handle.
-        unsafe { self.driver.event_synchronize(self.device, self.handle) }
+        let wait = || unsafe { self.driver.event_synchronize(self.device, self.handle) };
+        caught(Call::EventSynchronize, wait)
     }
 
     /// The device whose streams can record it.
@@ -109,7 +115,6 @@ impl Drop for Event {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::Call;
     use crate::error::ResultCode;
     use crate::sim::Sim;
 

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Stream;
 use super::drops::{Leftover, give_back_or_keep};
+use crate::call::Call;
+use crate::caught::caught;
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::types::{DeviceId, PinnedAddress};
@@ -43,7 +45,7 @@ impl Latch {
     /// The driver's.
     pub fn create(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<Latch> {
         // Zeroed by the contract.
-        let word = driver.host_alloc(device, BYTES)?;
+        let word = caught(Call::MemHostAlloc, || driver.host_alloc(device, BYTES))?;
         Ok(Latch { driver: driver.clone(), device, word })
     }
 
@@ -62,10 +64,11 @@ impl Latch {
     pub fn hold(&self, stream: &Stream, turn: u32) -> DriverResult<()> {
         // SAFETY: `stream` owns a live handle of its own device; the word lives as long as `self`,
         // which is dropped only after the wait is over, by this type's own condition.
-        unsafe {
+        let wait = || unsafe {
             let handle = stream.handle_here();
             self.driver.stream_wait_value32(stream.device(), handle, self.word, turn)
-        }
+        };
+        caught(Call::StreamWaitValue32, wait)
     }
 
     /// Opens `turn` and all before it. Makes no driver call and cannot fail; what the calling thread
@@ -100,7 +103,6 @@ impl Drop for Latch {
 mod tests {
     use super::super::{Chunk, Event, Mapping, Range, failed_drops, retry_failed_drops};
     use super::*;
-    use crate::call::Call;
     use crate::error::ResultCode;
     use crate::sim::{FaultPlan, Sim};
     use crate::types::{AccessGrant, ChunkProps};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::drops::{Leftover, give_back_or_keep};
 use super::{Chunk, Range, Stream, same_driver};
 use crate::call::Call;
+use crate::caught::caught;
 use crate::error::{DriverError, DriverResult, ResultCode};
 use crate::types::AccessGrant;
 
@@ -30,7 +31,8 @@ impl Mapping {
     pub fn map(range: &Range, offset: u64, chunk: Arc<Chunk>) -> DriverResult<Mapping> {
         let address = range.address().wrapping_add(offset);
         // SAFETY: `chunk` owns a live reference to its handle.
-        unsafe { range.driver().map(address, chunk.bytes(), 0, chunk.handle())? };
+        let map = || unsafe { range.driver().map(address, chunk.bytes(), 0, chunk.handle()) };
+        caught(Call::MemMap, map)?;
         Ok(Mapping { address, chunk, range: range.clone() })
     }
 
@@ -39,7 +41,8 @@ impl Mapping {
     /// # Errors
     /// The driver's; the access is then as before.
     pub fn set_access(&self, grants: &[AccessGrant]) -> DriverResult<()> {
-        self.range.driver().set_access(self.address, self.bytes(), grants)
+        let set = || self.range.driver().set_access(self.address, self.bytes(), grants);
+        caught(Call::MemSetAccess, set)
     }
 
     /// Enqueues a copy of all bytes of `source` to this mapping, by the engines of the stream's device:
@@ -103,8 +106,9 @@ impl Mapping {
     /// # Errors
     /// The driver's, with the mapping, which stands as before.
     pub fn unmap(self) -> Result<Arc<Chunk>, (Mapping, DriverError)> {
+        let unmap = || self.range.driver().unmap(self.address, self.bytes());
         if !self.range.driver().is_gone()
-            && let Err(error) = self.range.driver().unmap(self.address, self.bytes())
+            && let Err(error) = caught(Call::MemUnmap, unmap)
         {
             return Err((self, error));
         }
@@ -126,7 +130,7 @@ impl Mapping {
         };
         if let Some((range, address, bytes)) = whole
             && !range.driver().is_gone()
-            && let Err(error) = range.driver().unmap(address, bytes)
+            && let Err(error) = caught(Call::MemUnmap, || range.driver().unmap(address, bytes))
         {
             return Err((mappings, error));
         }
@@ -143,7 +147,9 @@ impl Mapping {
         grants: &[AccessGrant],
     ) -> DriverResult<()> {
         match Mapping::whole(Call::MemSetAccess, mappings)? {
-            Some((range, address, bytes)) => range.driver().set_access(address, bytes, grants),
+            Some((range, address, bytes)) => {
+                caught(Call::MemSetAccess, || range.driver().set_access(address, bytes, grants))
+            }
             None => Ok(()),
         }
     }

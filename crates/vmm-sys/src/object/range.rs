@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::drops::{Leftover, give_back_or_keep};
 use super::{Stream, same_driver};
 use crate::call::Call;
+use crate::caught::caught;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverResult, ResultCode};
 use crate::types::{DeviceId, Transfer};
@@ -42,7 +43,8 @@ impl Range {
         align_bytes: u64,
         hint: u64,
     ) -> DriverResult<Range> {
-        let address = driver.address_reserve(bytes, align_bytes, hint)?;
+        let address =
+            caught(Call::MemAddressReserve, || driver.address_reserve(bytes, align_bytes, hint))?;
         let range = Range(Arc::new(Inner { driver: driver.clone(), address, bytes }));
         if align_bytes != 0 && address.checked_rem(align_bytes) != Some(0) {
             return Err(DriverError::new(Call::MemAddressReserve, ResultCode::NOT_SUPPORTED)
@@ -79,7 +81,7 @@ impl Range {
         let transfer = Transfer::HostToDevice { dst, src: source.as_ptr(), bytes };
         // SAFETY: `source` is readable for its length during this synchronous call, and the
         // device bytes lie inside a range that this driver reserved.
-        unsafe { self.0.driver.copy(device, &transfer) }
+        caught(Call::MemcpyHtoD, || unsafe { self.0.driver.copy(device, &transfer) })
     }
 
     /// Copies from `offset` in the range into `target` and waits.
@@ -92,7 +94,7 @@ impl Range {
         let transfer = Transfer::DeviceToHost { dst: target.as_mut_ptr(), src, bytes };
         // SAFETY: `target` is writable for its length during this synchronous call, and the
         // device bytes lie inside a range that this driver reserved.
-        unsafe { self.0.driver.copy(device, &transfer) }
+        caught(Call::MemcpyDtoH, || unsafe { self.0.driver.copy(device, &transfer) })
     }
 
     /// Sets `bytes` bytes at `offset` to `value` and waits.
@@ -102,7 +104,8 @@ impl Range {
     pub fn fill(&self, device: DeviceId, offset: u64, bytes: u64, value: u8) -> DriverResult<()> {
         let dst = self.checked(Call::MemsetD8, offset, bytes)?;
         // SAFETY: no host memory; the device bytes lie inside a range that this driver reserved.
-        unsafe { self.0.driver.copy(device, &Transfer::Fill8 { dst, value, bytes }) }
+        let fill = || unsafe { self.0.driver.copy(device, &Transfer::Fill8 { dst, value, bytes }) };
+        caught(Call::MemsetD8, fill)
     }
 
     /// Enqueues a copy of `bytes` bytes from offset `from` to offset `to` on `stream`: see
@@ -133,7 +136,7 @@ impl Range {
     /// a hole, ends off a page of the host (row D-X8), no support.
     pub fn dma_buf(&self, device: DeviceId, offset: u64, bytes: u64) -> DriverResult<OwnedFd> {
         let address = self.checked(Call::MemGetHandleForAddressRange, offset, bytes)?;
-        self.0.driver.dma_buf(device, address, bytes)
+        caught(Call::MemGetHandleForAddressRange, || self.0.driver.dma_buf(device, address, bytes))
     }
 
     fn checked(&self, call: Call, offset: u64, bytes: u64) -> DriverResult<u64> {

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Event;
 use super::drops::{Leftover, give_back_or_keep};
 use super::thread::ThreadKey;
+use crate::call::Call;
+use crate::caught::caught;
 use crate::driver::Driver;
 use crate::error::{DriverResult, ResultCode};
 use crate::types::{
@@ -61,9 +63,9 @@ impl Stream {
     /// # Errors
     /// The driver's.
     pub fn create(driver: &Arc<dyn Driver>, device: DeviceId) -> DriverResult<Stream> {
-        let handle = driver.stream_create(device)?;
+        let handle = caught(Call::StreamCreate, || driver.stream_create(device))?;
         // SAFETY: the handle was made just now.
-        let id = unsafe { driver.stream_id(device, handle) };
+        let id = caught(Call::StreamGetId, || unsafe { driver.stream_id(device, handle) });
         let stream = |id| {
             let (driver, thread) = (driver.clone(), None);
             Stream(Arc::new(Inner { driver, device, handle, id, owned: true, thread, _keep: None }))
@@ -198,9 +200,10 @@ impl Stream {
     /// The driver's.
     pub fn wait_event(&self, event: &Event) -> DriverResult<()> {
         // SAFETY: both objects own live handles.
-        unsafe {
+        let wait = || unsafe {
             self.0.driver.stream_wait_event(self.0.device, self.handle_here(), event.handle())
-        }
+        };
+        caught(Call::StreamWaitEvent, wait)
     }
 
     /// Runs `function` on a thread of the driver once all work enqueued until now is done
@@ -212,7 +215,10 @@ impl Stream {
     pub fn call_on_host(&self, function: impl FnOnce() + Send + 'static) -> DriverResult<()> {
         let (inner, function) = (&self.0, Box::new(function));
         // SAFETY: `self` owns a live handle.
-        unsafe { inner.driver.launch_host_function(inner.device, self.handle_here(), function) }
+        let launch = || unsafe {
+            inner.driver.launch_host_function(inner.device, self.handle_here(), function)
+        };
+        caught(Call::LaunchHostFunc, launch)
     }
 
     /// Waits on the host for all work (`cuStreamSynchronize`).
@@ -221,7 +227,9 @@ impl Stream {
     /// The driver's.
     pub fn synchronize(&self) -> DriverResult<()> {
         // SAFETY: `self` owns a live handle.
-        unsafe { self.0.driver.stream_synchronize(self.0.device, self.handle_here()) }
+        let wait =
+            || unsafe { self.0.driver.stream_synchronize(self.0.device, self.handle_here()) };
+        caught(Call::StreamSynchronize, wait)
     }
 
     /// Whether the stream is being captured (`cuStreamGetCaptureInfo`).
@@ -231,7 +239,8 @@ impl Stream {
     /// thread's per-thread stream, while a stream that it is ordered with is being captured.
     pub fn capture_info(&self) -> DriverResult<CaptureInfo> {
         // SAFETY: `self` owns a live handle.
-        unsafe { self.0.driver.capture_info(self.0.device, self.handle_here()) }
+        let ask = || unsafe { self.0.driver.capture_info(self.0.device, self.handle_here()) };
+        caught(Call::StreamGetCaptureInfo, ask)
     }
 
     /// Enqueues a fill of `bytes` bytes at device address `address` (`cuMemsetD8Async`). The
@@ -247,7 +256,9 @@ impl Stream {
         let transfer = Transfer::Fill8 { dst: address, value, bytes };
         // SAFETY: `self` owns a live handle; the address is the driver's by this function's own
         // condition.
-        unsafe { self.0.driver.copy_async(self.0.device, &transfer, self.handle_here()) }
+        let enqueue =
+            || unsafe { self.0.driver.copy_async(self.0.device, &transfer, self.handle_here()) };
+        caught(Call::MemsetD8Async, enqueue)
     }
 
     /// Enqueues a copy of `bytes` bytes from `src` to `dst` (`cuMemcpyDtoDAsync`). Either side may lie
@@ -264,7 +275,9 @@ impl Stream {
         let transfer = Transfer::DeviceToDevice { dst, src, bytes };
         // SAFETY: `self` owns a live handle; the addresses are the driver's by this function's own
         // condition.
-        unsafe { self.0.driver.copy_async(self.0.device, &transfer, self.handle_here()) }
+        let enqueue =
+            || unsafe { self.0.driver.copy_async(self.0.device, &transfer, self.handle_here()) };
+        caught(Call::MemcpyDtoDAsync, enqueue)
     }
 
     /// Enqueues a kernel that copies `words` words of 4 bytes from `src` to `dst`.
@@ -279,7 +292,8 @@ impl Stream {
         let kernel = ProbeKernel::CopyWords { dst, src, words };
         // SAFETY: `self` owns a live handle; the addresses are the driver's by this function's own
         // condition.
-        unsafe { self.0.driver.launch(self.0.device, &kernel, self.handle_here()) }
+        let launch = || unsafe { self.0.driver.launch(self.0.device, &kernel, self.handle_here()) };
+        caught(Call::LaunchKernel, launch)
     }
 
     /// Enqueues a kernel that does nothing, so that the driver has loaded what
@@ -308,14 +322,14 @@ pub unsafe fn identity_of(
     handle: StreamHandle,
 ) -> DriverResult<Option<StreamId>> {
     // SAFETY: live by this function's own condition.
-    match unsafe { driver.capture_info(device, handle) } {
+    match caught(Call::StreamGetCaptureInfo, || unsafe { driver.capture_info(device, handle) }) {
         Ok(info) if info.status == CaptureStatus::None => {}
         Ok(_) => return Ok(None),
         Err(error) if error.code() == ResultCode::STREAM_CAPTURE_IMPLICIT => return Ok(None),
         Err(error) => return Err(error),
     }
     // SAFETY: as above.
-    unsafe { driver.stream_id(device, handle) }.map(Some)
+    caught(Call::StreamGetId, || unsafe { driver.stream_id(device, handle) }).map(Some)
 }
 
 /// An identity that the driver gives to nobody: it counts from small numbers.

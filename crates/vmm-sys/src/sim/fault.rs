@@ -5,20 +5,99 @@
 //! in every run; random plans draw from the machine's seed.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::call::Call;
 use crate::error::ResultCode;
+use crate::sync::{Condvar, Mutex};
 
 /// Names an installed plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FaultId(u64);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Effect {
     Fail(ResultCode),
+    Panic,
     DelayVirtual(u64),
     DelayReal(Duration),
+    Stop(CallGate),
+}
+
+/// Where calls stand still until a test lets them go on: see [`FaultPlan::stop_at`]. Clones are the same
+/// gate.
+#[derive(Clone, Default)]
+pub struct CallGate(Arc<GateInner>);
+
+#[derive(Default)]
+struct GateInner {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    came: u64,
+    is_open: bool,
+    gave_up: bool,
+}
+
+impl fmt::Debug for CallGate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CallGate").field(&*self.0.state.lock()).finish()
+    }
+}
+
+impl CallGate {
+    /// A gate that is closed.
+    pub fn new() -> CallGate {
+        CallGate::default()
+    }
+
+    /// How many calls came to it, those that it let go included.
+    pub fn came(&self) -> u64 {
+        self.0.state.lock().came
+    }
+
+    /// Whether a call came that nobody let go in time.
+    pub fn gave_up(&self) -> bool {
+        self.0.state.lock().gave_up
+    }
+
+    /// Waits until `count` calls came to it, in real time. False if that takes longer than `patience`.
+    pub fn wait_for(&self, count: u64, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut state = self.0.state.lock();
+        while state.came < count {
+            if self.0.changed.wait_until(&mut state, deadline).timed_out() {
+                return state.came >= count;
+            }
+        }
+        true
+    }
+
+    /// Lets every call go on, those to come too.
+    pub fn open(&self) {
+        self.0.state.lock().is_open = true;
+        self.0.changed.notify_all();
+    }
+
+    /// Stands still until the gate is open. False if that takes longer than `patience`.
+    pub(super) fn pass(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let mut state = self.0.state.lock();
+        state.came += 1;
+        self.0.changed.notify_all();
+        while !state.is_open {
+            if self.0.changed.wait_until(&mut state, deadline).timed_out() {
+                state.gave_up |= !state.is_open;
+                return state.is_open;
+            }
+        }
+        true
+    }
 }
 
 /// What goes wrong, and when. Starts as: every call, from the first one on, for ever.
@@ -50,6 +129,19 @@ impl FaultPlan {
     /// Calls fail with `code`.
     pub fn fail(code: ResultCode) -> FaultPlan {
         FaultPlan::new(Effect::Fail(code))
+    }
+
+    /// Calls panic in the thread that makes them, before they do anything and with no lock of the machine
+    /// held: what a faulty driver of Rust code could do to its callers.
+    pub fn panic() -> FaultPlan {
+        FaultPlan::new(Effect::Panic)
+    }
+
+    /// Calls stand still at `gate`, in real time and before they do anything, until a test opens it;
+    /// other threads' calls go on meanwhile. A gate that nobody opens for as long as the machine lets a
+    /// call be blocked is an error of the call (`CUDA_ERROR_LAUNCH_TIMEOUT`).
+    pub fn stop_at(gate: &CallGate) -> FaultPlan {
+        FaultPlan::new(Effect::Stop(gate.clone()))
     }
 
     /// Calls take `us` microseconds longer on the virtual clock.
@@ -96,6 +188,8 @@ impl FaultPlan {
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub(super) fail: Option<ResultCode>,
+    pub(super) panics: bool,
+    pub(super) gates: Vec<CallGate>,
     pub(super) delay_ns: u64,
     pub(super) real_delay: Duration,
 }
@@ -172,14 +266,16 @@ impl Faults {
             self.fired += 1;
             let code = match plan.effect {
                 Effect::Fail(code) => Some(code.0),
-                Effect::DelayVirtual(_) | Effect::DelayReal(_) => None,
+                _ => None,
             };
             *self.fired_by.entry((call, code)).or_default() += 1;
-            match plan.effect {
+            match &plan.effect {
                 // The oldest plan's code counts.
-                Effect::Fail(code) => verdict.fail = verdict.fail.or(Some(code)),
+                Effect::Fail(code) => verdict.fail = verdict.fail.or(Some(*code)),
+                Effect::Panic => verdict.panics = true,
+                Effect::Stop(gate) => verdict.gates.push(gate.clone()),
                 Effect::DelayVirtual(nanos) => verdict.delay_ns += nanos,
-                Effect::DelayReal(delay) => verdict.real_delay += delay,
+                Effect::DelayReal(delay) => verdict.real_delay += *delay,
             }
         }
         if self.fired > fired {
@@ -226,6 +322,18 @@ mod tests {
         assert_eq!(faults.hit(), [Call::MemMap; 6]);
         faults.clear();
         assert_eq!((faults.fired(), faults.hit()), (6, &[][..]));
+    }
+
+    #[test]
+    fn a_gate_keeps_calls_until_it_is_open() {
+        let (gate, patience) = (CallGate::new(), Duration::from_secs(10));
+        assert!(!gate.pass(Duration::ZERO) && gate.gave_up(), "nobody opens it");
+        let theirs = gate.clone();
+        let caller = std::thread::spawn(move || theirs.pass(patience));
+        assert!(gate.wait_for(2, patience) && !caller.is_finished());
+        gate.open();
+        assert!(caller.join().unwrap() && gate.pass(Duration::ZERO));
+        assert_eq!((gate.came(), gate.wait_for(4, Duration::ZERO)), (3, false));
     }
 
     #[test]

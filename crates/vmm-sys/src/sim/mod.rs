@@ -65,7 +65,7 @@ use answer::{Answer, Refused};
 use builder::Config;
 pub use builder::{DEVICES_MAX, Link, SimBuilder, TimeMode};
 pub use byte_kernel::{ByteKernel, ByteSpan};
-pub use fault::{FaultId, FaultPlan};
+pub use fault::{CallGate, FaultId, FaultPlan};
 pub use inspect::{DeviceSummary, LedgerSummary};
 pub use lies::Property;
 use state::State;
@@ -174,9 +174,22 @@ impl Sim {
         // What it takes to simulate the call, for whoever measures host time around calls.
         let _host_time = self.ledger.stopwatch();
         let mut state = self.state.lock();
-        let verdict = state.faults.consult(call);
+        let mut verdict = state.faults.consult(call);
+        if verdict.panics {
+            // Counted, and with nothing of the machine in hand.
+            self.ledger.book(call, 0);
+            drop(state);
+            panic!("injected panic in {call}");
+        }
         if !verdict.real_delay.is_zero() {
             MutexGuard::unlocked(&mut state, || thread::sleep(verdict.real_delay));
+        }
+        if !verdict.gates.is_empty() {
+            let limit = state.config.blocked_limit;
+            let passed = |gate: &CallGate| gate.pass(limit);
+            if !MutexGuard::unlocked(&mut state, || verdict.gates.iter().all(passed)) {
+                verdict.fail = verdict.fail.or(Some(ResultCode::LAUNCH_TIMEOUT));
+            }
         }
         self.pump(&mut state);
         let started_ns = state.now_ns;
