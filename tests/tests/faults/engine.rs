@@ -12,6 +12,11 @@ use crate::codes::{Fault, Mode};
 /// What an operation answers.
 pub(crate) type Done = Result<(), Box<dyn Error>>;
 
+/// An answer of which only the failure matters here.
+pub(crate) fn done<T, E: Into<Box<dyn Error>>>(answer: Result<T, E>) -> Done {
+    answer.map(drop).map_err(Into::into)
+}
+
 /// Where an operation takes place.
 pub(crate) trait Scene {
     /// The machine whose calls fail.
@@ -49,7 +54,7 @@ pub(crate) enum Kind {
 }
 
 /// One cell: the operation with a fault or without.
-type Play = dyn Fn(Option<&Fault>, bool) -> Result<Played, String> + Send + Sync;
+type Play = dyn Fn(Kind, Option<&Fault>, bool) -> Result<Played, String> + Send + Sync;
 
 /// An operation.
 pub(crate) struct Case {
@@ -74,7 +79,6 @@ struct Parts<S> {
     make: fn() -> S,
     act: fn(&mut S) -> Done,
     check: fn(&S),
-    kind: Kind,
 }
 
 impl Case {
@@ -87,18 +91,10 @@ impl Case {
         act: fn(&mut S) -> Done,
         check: fn(&S),
     ) -> Case {
-        Case::of_kind(Kind::Answers, name, covers, make, act, check)
-    }
-
-    /// An operation that returns nothing.
-    pub(crate) fn quiet<S: Scene + 'static>(
-        name: &'static str,
-        covers: &'static [&'static str],
-        make: fn() -> S,
-        act: fn(&mut S) -> Done,
-        check: fn(&S),
-    ) -> Case {
-        Case::of_kind(Kind::Quiet, name, covers, make, act, check)
+        let parts = Parts { make, act, check };
+        let play =
+            Box::new(move |kind, fault: Option<&Fault>, deep| play(&parts, kind, fault, deep));
+        Case { name, covers, kind: Kind::Answers, alone: false, play }
     }
 
     /// Operations that make no driver call, and so cannot fail by one.
@@ -108,40 +104,36 @@ impl Case {
         make: fn() -> S,
         act: fn(&mut S) -> Done,
     ) -> Case {
-        Case::of_kind(Kind::Silent, name, covers, make, act, |_| {})
+        Case { kind: Kind::Silent, ..Case::new(name, covers, make, act, |_| {}) }
     }
 
-    fn of_kind<S: Scene + 'static>(
-        kind: Kind,
-        name: &'static str,
-        covers: &'static [&'static str],
-        make: fn() -> S,
-        act: fn(&mut S) -> Done,
-        check: fn(&S),
-    ) -> Case {
-        let parts = Parts { make, act, check, kind };
-        let play = Box::new(move |fault: Option<&Fault>, deep: bool| play(&parts, fault, deep));
-        Case { name, covers, kind, alone: false, play }
+    /// It returns nothing: what fails is not told.
+    pub(crate) fn quiet(self) -> Case {
+        Case { kind: Kind::Quiet, ..self }
     }
 
     /// No other case of this kind runs beside it.
-    pub(crate) fn alone(mut self) -> Case {
-        self.alone = true;
-        self
+    pub(crate) fn alone(self) -> Case {
+        Case { alone: true, ..self }
     }
 
     /// The calls that it makes where nothing fails.
     pub(crate) fn trace(&self) -> Result<Vec<Call>, String> {
-        (self.play)(None, false).map(|played| played.hit)
+        (self.play)(self.kind, None, false).map(|played| played.hit)
     }
 
     /// Runs it while calls fail. `deep`: the failure comes again and again.
     pub(crate) fn cell(&self, fault: &Fault, deep: bool) -> Result<Played, String> {
-        (self.play)(Some(fault), deep)
+        (self.play)(self.kind, Some(fault), deep)
     }
 }
 
-fn play<S: Scene>(parts: &Parts<S>, fault: Option<&Fault>, deep: bool) -> Result<Played, String> {
+fn play<S: Scene>(
+    parts: &Parts<S>,
+    kind: Kind,
+    fault: Option<&Fault>,
+    deep: bool,
+) -> Result<Played, String> {
     let mut scene = (parts.make)();
     let sims = scene.sims();
     let sim = scene.sim();
@@ -172,7 +164,7 @@ fn play<S: Scene>(parts: &Parts<S>, fault: Option<&Fault>, deep: bool) -> Result
     if let Err(error) = outcome {
         let Some(fault) = fault else { return Err(format!("refused without a fault: {error}")) };
         check_text(&error.to_string(), &hit, fault.code)?;
-        if parts.kind == Kind::Quiet {
+        if kind == Kind::Quiet {
             return Err(format!("an operation that answers nothing said: {error}"));
         }
         same(&before, &scene.picture(exact), "changed by an operation that failed", &error)?;

@@ -13,7 +13,7 @@ use vmm_sys::Driver;
 use vmm_sys::object::Stream;
 use vmm_sys::sim::Sim;
 
-use crate::engine::{Case, Scene};
+use crate::engine::{Case, Scene, done};
 use crate::stage::{G, HOME, SOON, Stage, check_mode, give_back, usual};
 
 /// Fields drop in this order.
@@ -244,7 +244,7 @@ fn imports() -> Vec<Case> {
             "share::refresh",
             &["Import::refresh"],
             changed,
-            |it| it.first().refresh(SOON).map(drop).map_err(Into::into),
+            |it| done(it.first().refresh(SOON)),
             Between::check,
         ),
         Case::new(
@@ -273,7 +273,7 @@ fn imports() -> Vec<Case> {
             },
             Between::check,
         ),
-        Case::quiet(
+        Case::new(
             "share::use_on",
             &["Import::use_on", "ImportUse::drop"],
             imported,
@@ -282,8 +282,9 @@ fn imports() -> Vec<Case> {
                 Ok(())
             },
             Between::check,
-        ),
-        Case::quiet(
+        )
+        .quiet(),
+        Case::new(
             "share::drop",
             &["Import::drop", "retry_leftovers"],
             || {
@@ -298,7 +299,8 @@ fn imports() -> Vec<Case> {
             |_| {
                 retry_leftovers();
             },
-        ),
+        )
+        .quiet(),
     ]
 }
 
