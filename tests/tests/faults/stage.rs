@@ -45,6 +45,8 @@ pub(crate) struct Stage {
     pub(crate) outside: bool,
     /// Its elastic buffers may move by themselves.
     pub(crate) moves: bool,
+    /// What was made for a request that failed may stay for the next, as lanes and the stock do.
+    pub(crate) keeps: bool,
     pub(crate) now_ms: Arc<AtomicU64>,
 }
 
@@ -67,6 +69,7 @@ pub(crate) fn bare(sim: fn(SimBuilder) -> SimBuilder) -> Stage {
         pool: None,
         outside: false,
         moves: false,
+        keeps: false,
         now_ms: Arc::default(),
     }
 }
@@ -117,6 +120,7 @@ impl Stage {
     /// Opens the lanes of the three streams.
     pub(crate) fn with_lanes(mut self) -> Stage {
         self.lanes = self.streams.iter().map(|it| self.pool().lane(it).unwrap()).collect();
+        self.keeps = true;
         self
     }
 
@@ -254,9 +258,37 @@ fn books_of_device(stats: &DeviceStats, moves: bool) -> String {
     )
 }
 
+/// All that is held, and as what. Anchors stay: what was found out about two devices is known.
+fn holdings_of_device(stats: &DeviceStats) -> String {
+    let DeviceStats {
+        idle_bytes,
+        limbo_bytes,
+        private_bytes,
+        anchor_bytes,
+        stock_bytes,
+        held_bytes,
+        reserved_bytes,
+        retired_mappings,
+        limbo_buffers,
+        scrubbed_bytes,
+        ..
+    } = stats;
+    let held_bytes = held_bytes - anchor_bytes;
+    format!(
+        "idle {idle_bytes} limbo {limbo_bytes} private {private_bytes} stock {stock_bytes} \
+         held {held_bytes} reserved {reserved_bytes} scrubbed {scrubbed_bytes} \
+         retired {retired_mappings} {limbo_buffers}"
+    )
+}
+
 fn books_of_host(stats: &HostStats) -> String {
     let HostStats { elastic_bytes, lending_booked_bytes, .. } = stats;
     format!("elastic {elastic_bytes} lending {lending_booked_bytes}")
+}
+
+fn holdings_of_host(stats: &HostStats) -> String {
+    let HostStats { limbo_bytes, stock_bytes, held_bytes, scrubbed_bytes, .. } = stats;
+    format!("limbo {limbo_bytes} stock {stock_bytes} held {held_bytes} scrubbed {scrubbed_bytes}")
 }
 
 impl Scene for Stage {
@@ -284,10 +316,16 @@ impl Scene for Stage {
         for (device, stats) in &stats.devices {
             let books = books_of_device(stats, self.moves || !exact);
             let _ = writeln!(text, "{device}: {books}");
+            if exact && !self.moves && !self.keeps {
+                let _ = writeln!(text, "{device}: {}", holdings_of_device(stats));
+            }
         }
         for stats in &stats.hosts {
             if exact && !self.moves {
                 let _ = writeln!(text, "node {}: {}", stats.node, books_of_host(stats));
+            }
+            if exact && !self.moves && !self.keeps {
+                let _ = writeln!(text, "node {}: {}", stats.node, holdings_of_host(stats));
             }
         }
         for pair in pool.access_matrix().pairs {

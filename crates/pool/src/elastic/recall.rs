@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::commit::How;
 use super::operation::Operation;
 use super::terms::{Target, Terms};
+use crate::elastic::ElasticError;
 use crate::error::Error;
 use crate::lane::Wait;
 use crate::place::Place;
@@ -75,6 +76,7 @@ impl Operation<'_> {
             true => self.ready_slots(home).min(slots.len()),
             false => 0,
         };
+        let mut homeward_refused = None;
         loop {
             let rest = slots.len() - homeward;
             let host = if ways.host { self.host_for(rest, lender) } else { None };
@@ -96,9 +98,17 @@ impl Operation<'_> {
                     };
                 }
                 // The room was taken meanwhile.
-                Err(error) if homeward > 0 && error.is_out_of_memory() => homeward = 0,
+                Err(error) if homeward > 0 && error.is_out_of_memory() => {
+                    homeward = 0;
+                    homeward_refused = Some(error);
+                }
                 Err(error) => {
-                    let refused = Some((self.bytes_of(chunks.count()), error));
+                    // Where even the way back from home was refused, that is why, not what it left.
+                    let why = match (homeward_refused, error) {
+                        (Some(first), Error::Elastic(ElasticError::Stuck { .. })) => first,
+                        (_, error) => error,
+                    };
+                    let refused = Some((self.bytes_of(chunks.count()), why));
                     return Returned { refused, ..Returned::default() };
                 }
             }

@@ -2,10 +2,11 @@
 
 use vmm_pool::{AheadState, Growth};
 use vmm_sys::Access;
+use vmm_sys::sim::SimBuilder;
 
-use super::{borrower, check, first, four, full};
+use super::{borrower, check, first, four};
 use crate::engine::{Case, Done, done};
-use crate::stage::{G, HOME, HOST, NEXT, SOON, threaded, usual};
+use crate::stage::{G, HOME, HOST, NEXT, SOON, stage, threaded, usual};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -61,13 +62,18 @@ pub(super) fn cases() -> Vec<Case> {
             "elastic::grow_scrubbed",
             &["ElasticBuffer::grow_to"],
             || {
-                let stage = usual().with_built(4, |builder| builder.scrub(true)).with_elastic(3);
-                first(&stage).shrink_to(2 * G).unwrap();
-                stage.elastic[1].shrink_to(G).unwrap();
+                let stage = usual().with_built(2, |builder| builder.scrub(true)).with_elastic(3);
+                stage.elastic[1].shrink_to(0).unwrap();
                 stage
             },
-            |stage| done(first(stage).grow_to(5 * G)),
-            |stage| assert_eq!(first(stage).committed_bytes(), 5 * G),
+            |stage| done(first(stage).grow_to(6 * G)),
+            |stage| {
+                assert_eq!(first(stage).committed_bytes(), 6 * G);
+                for piece in &first(stage).pieces()[2..] {
+                    let found = stage.sim.peek(piece.address, 64).unwrap();
+                    assert_eq!(found, [0; 64], "what the other wrote is seen");
+                }
+            },
         ),
         Case::new(
             "elastic::commit",
@@ -75,6 +81,13 @@ pub(super) fn cases() -> Vec<Case> {
             four,
             |stage| done(first(stage).commit(6 * G..8 * G)),
             |stage| check(stage, 6),
+        ),
+        Case::new(
+            "elastic::grow_ranges",
+            &["ElasticBuffer::grow"],
+            four,
+            |stage| done(first(stage).grow(Growth::ranges([20 * G..22 * G, 2 * G..5 * G]))),
+            |stage| check(stage, 7),
         ),
         Case::new(
             "elastic::commit_from_a_neighbour",
@@ -90,7 +103,7 @@ pub(super) fn cases() -> Vec<Case> {
             "elastic::commit_from_the_host",
             &["ElasticBuffer::commit_from"],
             four,
-            |stage| done(first(stage).commit_from(HOST, 6 * G..8 * G)),
+            |stage| done(first(stage).commit_from(HOST, 3 * G..6 * G)),
             |stage| {
                 check(stage, 6);
                 assert_eq!(stage.count_at(HOST), 2);
@@ -99,14 +112,21 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new(
             "elastic::grow_borrows",
             &["ElasticBuffer::grow"],
-            full,
+            || {
+                // A lender whose chunk lies ready, and which has too little: the host has the rest.
+                let sim = |sim: SimBuilder| sim.device_bytes_of(0, 6 * G);
+                let stage = stage(sim, |pool| pool.lend(NEXT, 2 * G)).with_elastic(4);
+                stage.pool().prefill(NEXT, G).unwrap();
+                stage
+            },
             |stage| {
-                let growth = Growth::to(7 * G).borrow_from_any();
+                let growth = Growth::to(10 * G).borrow_from([NEXT.into(), HOST]);
                 done(first(stage).grow(growth))
             },
             |stage| {
-                check(stage, 7);
-                assert_eq!(stage.count_at(NEXT), 3);
+                check(stage, 10);
+                // All from the host, if what was asked of the neighbour failed.
+                assert_eq!(stage.count_at(NEXT) + stage.count_at(HOST), 4);
             },
         ),
         Case::new(

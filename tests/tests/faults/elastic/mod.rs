@@ -14,6 +14,13 @@ fn four() -> Stage {
     usual().with_elastic(4)
 }
 
+/// A buffer of four chunks, of which the first two have a second address: slots 6 and 7.
+fn shared() -> Stage {
+    let stage = four();
+    first(&stage).share(0..2 * G, 6 * G).unwrap();
+    stage
+}
+
 /// A buffer that fills its home of four chunks.
 fn full() -> Stage {
     stage(|sim| sim.device_bytes_of(0, 4 * G), |pool| pool.lend(NEXT, 64 * G)).with_elastic(4)
@@ -34,9 +41,16 @@ fn first(stage: &Stage) -> &ElasticBuffer {
 /// So many chunks, of which the first four hold what they held.
 fn check(stage: &Stage, chunks: u64) {
     assert_eq!(first(stage).committed_bytes(), chunks * G);
-    for piece in first(stage).pieces().into_iter().take(4) {
-        let found = stage.sim.peek(piece.address, 1).unwrap();
-        assert_eq!(found, [(piece.address / G) as u8], "the bytes at {:#x}", piece.address);
+    let pieces = first(stage).pieces();
+    check_slots(stage, pieces.iter().take(4).map(|piece| (piece.offset / G, piece.offset / G)));
+}
+
+/// The first of two slots holds what was written at the second.
+fn check_slots(stage: &Stage, slots: impl IntoIterator<Item = (u64, u64)>) {
+    let address = |slot| first(stage).address() + slot * G;
+    for (slot, written_at) in slots {
+        let found = stage.sim.peek(address(slot), 1).unwrap();
+        assert_eq!(found, [(address(written_at) / G) as u8], "slot {slot} of {written_at}");
     }
 }
 

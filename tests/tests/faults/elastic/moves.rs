@@ -3,7 +3,7 @@
 use vmm_pool::{Balance, Contents, MigrationState, Move};
 use vmm_sys::Access;
 
-use super::{borrower, check, first, four};
+use super::{borrower, check, check_slots, first, four, shared};
 use crate::engine::{Case, Done, Scene, done};
 use crate::stage::{G, HOME, HOST, NEXT, SOON, Stage, stage, threaded, usual};
 
@@ -12,7 +12,8 @@ const BALANCE: Balance = Balance { full: 0.6, empty: 0.5, cold_ms: 1000, bytes_p
 
 fn asleep(contents: Contents) -> Stage {
     let stage = usual().with_built(4, |builder| builder.tag("kv"));
-    stage.elastic[0].sleep(contents, SOON).unwrap();
+    first(&stage).share(0..G, 6 * G).unwrap();
+    first(&stage).sleep(contents, SOON).unwrap();
     stage
 }
 
@@ -23,6 +24,12 @@ fn moved(state: MigrationState) -> Done {
         MigrationState::Failed(error) => Err(error.into()),
         state => panic!("it hangs: {state:?}"),
     }
+}
+
+/// What [`shared`] held, at each address.
+fn check_shared(stage: &Stage) {
+    check(stage, 6);
+    check_slots(stage, [(6, 0), (7, 1)]);
 }
 
 pub(super) fn cases() -> Vec<Case> {
@@ -41,16 +48,26 @@ pub(super) fn cases() -> Vec<Case> {
             "elastic::migrate_shared",
             &["ElasticBuffer::migrate"],
             || {
-                let stage = four();
+                let stage = shared();
                 first(&stage).grant(NEXT, Access::ReadWrite).unwrap();
-                first(&stage).share(0..G, 6 * G).unwrap();
                 drop(first(&stage).use_on(&stage.streams[1]).unwrap());
                 stage
             },
             |stage| done(first(stage).migrate(Move::to(NEXT))),
             |stage| {
-                check(stage, 5);
-                assert_eq!(stage.count_at(NEXT), 5);
+                check_shared(stage);
+                assert_eq!(stage.count_at(NEXT), 6);
+            },
+        ),
+        Case::new(
+            "elastic::migrate_one_address_of_two",
+            &["ElasticBuffer::migrate"],
+            shared,
+            |stage| done(first(stage).migrate(Move::to(HOST).range(G..7 * G))),
+            |stage| {
+                // Slots 0 and 7 keep the chunks whose other address got its own.
+                check_shared(stage);
+                assert_eq!((stage.count_at(HOST), stage.count_at(HOME)), (4, 2));
             },
         ),
         Case::new(
@@ -93,23 +110,23 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new(
             "elastic::sleep_dropped",
             &["ElasticBuffer::sleep"],
-            four,
+            shared,
             |stage| done(first(stage).sleep(Contents::Dropped, SOON)),
             |stage| {
                 assert_eq!(first(stage).asleep(), Some(Contents::Dropped));
                 first(stage).wake().unwrap();
-                assert_eq!(first(stage).committed_bytes(), 4 * G);
+                assert_eq!(first(stage).committed_bytes(), 6 * G);
             },
         ),
         Case::new(
             "elastic::sleep_kept",
             &["ElasticBuffer::sleep"],
-            four,
+            shared,
             |stage| done(first(stage).sleep(KEPT, SOON)),
             |stage| {
                 assert_eq!(first(stage).asleep(), Some(KEPT));
                 first(stage).wake().unwrap();
-                check(stage, 4);
+                check_shared(stage);
             },
         ),
         Case::new(
@@ -117,7 +134,7 @@ pub(super) fn cases() -> Vec<Case> {
             &["ElasticBuffer::wake"],
             || asleep(Contents::Dropped),
             |stage| done(first(stage).wake()),
-            |stage| assert_eq!((stage.count_at(HOME), first(stage).asleep()), (4, None)),
+            |stage| assert_eq!((stage.count_at(HOME), first(stage).asleep()), (5, None)),
         ),
         Case::new(
             "elastic::wake_kept",
@@ -125,8 +142,9 @@ pub(super) fn cases() -> Vec<Case> {
             || asleep(KEPT),
             |stage| done(first(stage).wake()),
             |stage| {
-                check(stage, 4);
-                assert_eq!((stage.count_at(HOME), first(stage).asleep()), (4, None));
+                check(stage, 5);
+                check_slots(stage, [(6, 0)]);
+                assert_eq!((stage.count_at(HOME), first(stage).asleep()), (5, None));
             },
         ),
         Case::new(
@@ -141,12 +159,20 @@ pub(super) fn cases() -> Vec<Case> {
             &["Pool::wake"],
             || asleep(KEPT),
             |stage| done(stage.pool().wake("kv")),
-            |stage| check(stage, 4),
+            |stage| check(stage, 5),
         ),
         Case::new(
             "pool::recall",
             &["Pool::recall"],
-            borrower,
+            || {
+                // Room at home for one of two, of which one has two addresses: the other goes to the host.
+                let stage = borrower();
+                first(&stage).share(4 * G..5 * G, 10 * G).unwrap();
+                drop(first(&stage).use_on(&stage.streams[0]).unwrap());
+                first(&stage).decommit(0..G).unwrap();
+                stage.pool().trim(HOME).unwrap();
+                stage
+            },
             |stage| {
                 let recall = stage.pool().recall(NEXT, u64::MAX, SOON)?;
                 match recall.refused.into_iter().next() {
@@ -156,6 +182,7 @@ pub(super) fn cases() -> Vec<Case> {
             },
             |stage| {
                 check(stage, 6);
+                check_slots(stage, [(5, 5), (10, 4)]);
                 assert_eq!(stage.count_at(NEXT), 0);
             },
         ),

@@ -1,14 +1,31 @@
 //! Uses, access, copies, sharing and exports.
 
 use vmm_pool::{Cause, Phase};
-use vmm_sys::Access;
+use vmm_sys::sim::SimBuilder;
+use vmm_sys::{Access, DeviceId};
 
-use super::{borrower, check, first, four};
+use super::{borrower, check, check_slots, first, four, shared};
 use crate::engine::{Case, done};
-use crate::stage::{G, HOME, NEXT, SOON, Stage, usual};
+use crate::stage::{G, HOME, NEXT, SOON, Stage, stage, usual};
+
+const THIRD: DeviceId = DeviceId(2);
 
 fn exportable() -> Stage {
-    usual().with_built(4, |builder| builder.exportable(true))
+    let stage = usual().with_built(4, |builder| builder.exportable(true));
+    first(&stage).commit_from(NEXT.into(), 5 * G..6 * G).unwrap();
+    stage.mark_elastic();
+    stage
+}
+
+/// Chunks of three devices, one of them at two addresses.
+fn scattered() -> Stage {
+    let sim = |sim: SimBuilder| sim.devices(3);
+    let stage = stage(sim, |pool| pool.device(THIRD)).with_elastic(3);
+    first(&stage).commit_from(THIRD.into(), 8 * G..10 * G).unwrap();
+    first(&stage).commit_from(NEXT.into(), 12 * G..13 * G).unwrap();
+    stage.mark_elastic();
+    first(&stage).share(0..G, 6 * G).unwrap();
+    stage
 }
 
 pub(super) fn cases() -> Vec<Case> {
@@ -46,15 +63,26 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new(
             "elastic::grant",
             &["ElasticBuffer::grant"],
-            borrower,
+            scattered,
             |stage| done(first(stage).grant(NEXT, Access::Read)),
             |stage| assert_eq!(first(stage).access(NEXT), Access::Read),
+        ),
+        Case::new(
+            "elastic::grant_more",
+            &["ElasticBuffer::grant"],
+            || {
+                let stage = scattered();
+                first(&stage).grant(NEXT, Access::Read).unwrap();
+                stage
+            },
+            |stage| done(first(stage).grant(NEXT, Access::ReadWrite)),
+            |stage| assert_eq!(first(stage).access(NEXT), Access::ReadWrite),
         ),
         Case::new(
             "elastic::revoke",
             &["ElasticBuffer::revoke"],
             || {
-                let stage = four();
+                let stage = scattered();
                 first(&stage).grant(NEXT, Access::ReadWrite).unwrap();
                 stage
             },
@@ -98,21 +126,29 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new(
             "elastic::share",
             &["ElasticBuffer::share"],
-            four,
-            |stage| done(first(stage).share(0..2 * G, 6 * G)),
-            |stage| check(stage, 6),
+            || {
+                let stage = shared();
+                first(&stage).grant(NEXT, Access::Read).unwrap();
+                stage
+            },
+            |stage| done(first(stage).share(0..3 * G, 10 * G)),
+            |stage| {
+                check(stage, 9);
+                check_slots(stage, [(6, 0), (7, 1), (10, 0), (11, 1), (12, 2)]);
+            },
         ),
         Case::new(
             "elastic::unshare",
             &["ElasticBuffer::unshare", "ElasticBuffer::unshare_all"],
             || {
-                let stage = four();
-                first(&stage).share(0..2 * G, 6 * G).unwrap();
+                let stage = shared();
+                drop(first(&stage).use_on(&stage.streams[0]).unwrap());
                 stage
             },
             |stage| done(first(stage).unshare(0..8 * G, SOON)),
             |stage| {
                 check(stage, 6);
+                check_slots(stage, [(6, 0), (7, 1)]);
                 assert!(first(stage).pieces().iter().all(|piece| !piece.shared));
             },
         ),
@@ -121,21 +157,21 @@ pub(super) fn cases() -> Vec<Case> {
             &["ElasticBuffer::export_pieces", "ElasticBuffer::export_pieces_in"],
             exportable,
             |stage| {
-                assert_eq!(first(stage).export_pieces()?.len(), 4);
+                assert_eq!(first(stage).export_pieces()?.len(), 5);
                 assert_eq!(first(stage).export_pieces_in(G..3 * G)?.len(), 2);
                 Ok(())
             },
-            |stage| check(stage, 4),
+            |stage| check(stage, 5),
         ),
         Case::new(
             "elastic::dma_bufs",
             &["ElasticBuffer::dma_bufs"],
             exportable,
             |stage| {
-                assert_eq!(first(stage).dma_bufs()?.len(), 1);
+                assert_eq!(first(stage).dma_bufs()?.len(), 2);
                 Ok(())
             },
-            |stage| check(stage, 4),
+            |stage| check(stage, 5),
         ),
         Case::new(
             "elastic::grow_with_hooks",

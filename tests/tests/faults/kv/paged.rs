@@ -82,7 +82,12 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new(
             "paged::park",
             &["PagedSequence::park"],
-            paged,
+            || {
+                // The memory of the host that it was to go to stays in stock.
+                let mut it = paged();
+                it.stage.keeps = true;
+                it
+            },
             |it| done(it.pages[0].park()),
             |it| {
                 assert!(it.pages[0].is_parked());

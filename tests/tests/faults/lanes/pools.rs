@@ -6,7 +6,7 @@ use vmm_sys::{Access, Location};
 
 use super::{check_blocks, filled};
 use crate::engine::{Case, done};
-use crate::stage::{G, HOME, HOST, NEXT, bare, usual};
+use crate::stage::{G, HOME, HOST, NEXT, Stage, bare, usual};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -64,14 +64,14 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new(
             "pool::prefill",
             &["Pool::prefill"],
-            usual,
+            || Stage { keeps: true, ..usual() },
             |stage| done(stage.pool().prefill(HOME, 4 * G)),
             |stage| assert_eq!(stage.pool().device_stats(HOME).unwrap().stock_bytes, 4 * G),
         ),
         Case::new(
             "pool::prefill_host",
             &["Pool::prefill"],
-            usual,
+            || Stage { keeps: true, ..usual() },
             |stage| done(stage.pool().prefill(HOST, 4 * G)),
             |stage| assert_eq!(stage.pool().stats().hosts[0].stock_bytes, 4 * G),
         ),
