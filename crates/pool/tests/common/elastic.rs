@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use vmm_pool::{DeviceStats, ElasticBuffer, Growth, Piece, Place, Pool, PoolBuilder};
 use vmm_sys::object::Stream;
-use vmm_sys::sim::{FaultPlan, HoldId, Link, Sim, SimBuilder};
-use vmm_sys::{Access, DeviceId, Driver, Location, ResultCode};
+use vmm_sys::sim::{HoldId, Link, Sim, SimBuilder};
+use vmm_sys::{Access, DeviceId, Driver, Location};
 
 use super::still;
 
@@ -94,40 +94,6 @@ impl Machine {
             bytes,
             stats,
         }
-    }
-
-    /// Fails the k-th driver call of `work`, for every k, and checks that nothing changed, or that
-    /// it succeeded all the same, which `undo` undoes; in the end `work` succeeds. Returns how many
-    /// calls it makes.
-    pub(crate) fn fail_each_call(
-        &self,
-        buffer: &ElasticBuffer,
-        code: ResultCode,
-        work: impl Fn() -> Result<(), vmm_pool::Error>,
-        undo: impl Fn(),
-    ) -> u64 {
-        let mut failures = 0;
-        for k in 1.. {
-            let before = self.picture(buffer);
-            let fired = self.sim.faults_fired();
-            self.sim.inject(FaultPlan::fail(code).at(k).once());
-            let outcome = work();
-            self.sim.clear_faults();
-            if self.sim.faults_fired() == fired {
-                outcome.unwrap();
-                assert!(failures > 0, "no call of it matters");
-                return k - 1;
-            }
-            match outcome {
-                // What failed was not needed.
-                Ok(()) => undo(),
-                Err(_) => {
-                    failures += 1;
-                    assert_eq!(self.picture(buffer), before, "call {k} failed");
-                }
-            }
-        }
-        unreachable!()
     }
 
     pub(crate) fn end(self) {

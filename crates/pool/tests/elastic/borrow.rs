@@ -76,29 +76,6 @@ fn what_home_cannot_give_is_borrowed_along_the_fastest_links_and_said() {
 }
 
 #[test]
-fn growth_over_several_places_that_fails_at_any_call_leaves_everything_as_it_was() {
-    let machine = four(|pool| {
-        let pool = pool.lend(DeviceId(1), 4 * G).lend(DeviceId(2), 2 * G);
-        pool.host_memory(0, 64 * G, 0)
-    });
-    let buffer = machine.buffer(0, 64 * G);
-    buffer.grow_to(2 * G).unwrap();
-    // Some of it lies ready, at home and at a lender.
-    machine.pool.prefill(DeviceId(2), G).unwrap();
-    let grow = || {
-        let growth = Growth::to(10 * G).borrow_from([on(1), on(2), HOST]);
-        let grown = buffer.grow(growth)?;
-        assert_eq!(grown.borrowed.iter().map(|it| it.1).sum::<u64>(), 6 * G);
-        Ok(())
-    };
-    let shrink = || assert_eq!(buffer.shrink_to(2 * G).unwrap(), 8 * G);
-    let calls = machine.fail_each_call(&buffer, ResultCode::UNKNOWN, grow, shrink);
-    assert!(calls > 16, "{calls}");
-    drop(buffer);
-    machine.end();
-}
-
-#[test]
 fn a_budget_comes_back_on_every_way_out() {
     let machine = with_home(5 * G);
     let buffer = machine.buffer(0, 64 * G);

@@ -44,19 +44,6 @@ fn chunks_of_one_buffer_lie_in_different_places() {
 }
 
 #[test]
-fn growth_on_the_host_that_fails_at_any_call_leaves_everything_as_it_was() {
-    let machine = machine(2, |sim| sim, |pool| pool.host_memory(1, 64 * G, 0));
-    let buffer = machine.buffer(0, 64 * G);
-    buffer.grow_to(G).unwrap();
-    let grow = || buffer.commit_from(HOST, 0..4 * G).map(drop);
-    let shrink = || assert_eq!(buffer.shrink_to(G).unwrap(), 3 * G);
-    let calls = machine.fail_each_call(&buffer, ResultCode::UNKNOWN, grow, shrink);
-    assert!(calls >= 3 * 2, "{calls}");
-    drop(buffer);
-    machine.end();
-}
-
-#[test]
 fn the_limit_of_host_memory_holds_and_names_the_node() {
     let machine = machine(1, |sim| sim, |pool| pool.host_memory(1, 3 * G + 1, 0));
     let buffer = machine.buffer(0, 64 * G);

@@ -22,6 +22,7 @@ mod recall;
 mod room;
 mod scrub;
 mod share;
+mod share_moves;
 mod sleep;
 mod stuck;
 mod threads;

@@ -136,31 +136,6 @@ fn a_new_home_lets_those_use_the_buffer_whom_its_policy_names() {
 }
 
 #[test]
-fn a_move_that_fails_at_any_call_leaves_everything_as_it_was() {
-    for (to, back) in [(Place::from(AWAY), Place::from(HOME)), (HOST, HOME.into())] {
-        let machine = with_host();
-        let stream = machine.stream(0);
-        let buffer = written(&machine, 2);
-        // The pair, the copier and the latch are there; pieces lie in two places.
-        buffer.migrate(to).unwrap();
-        buffer.migrate(back).unwrap();
-        drop(buffer.use_on(&stream).unwrap());
-        let work = || buffer.migrate(to).map(drop);
-        let undo = || {
-            buffer.migrate(back).unwrap();
-        };
-        let calls = machine.fail_each_call(&buffer, ResultCode::UNKNOWN, work, undo);
-        assert!(calls > 12, "{calls}");
-        assert_eq!(places(&buffer), vec![to; 2]);
-        check_bytes(&buffer, 2);
-        drop((buffer, stream));
-        // Addresses whose return was refused are given back with the next chance.
-        machine.pool.trim(HOME).unwrap();
-        machine.end();
-    }
-}
-
-#[test]
 fn a_move_that_has_no_memory_leaves_everything_as_it_was() {
     let machine = machine(2, |sim| sim.device_bytes(4 * G), |pool| pool);
     let buffer = written(&machine, 3);

@@ -241,19 +241,3 @@ fn f_h2_what_was_required_and_is_refused_is_an_error_and_the_rest_works() {
     drop(buffer);
     machine.end();
 }
-
-#[test]
-fn descriptors_that_fail_at_any_call_leave_everything_as_it_was() {
-    let machine = machine(2, |sim| sim, |pool| pool);
-    let buffer = exportable(&machine);
-    buffer.grow_to(2 * G).unwrap();
-    buffer.commit_from(on(1), 3 * G..4 * G).unwrap();
-    let unknown = ResultCode::UNKNOWN;
-    let calls =
-        machine.fail_each_call(&buffer, unknown, || buffer.export_pieces().map(drop), || ());
-    assert_eq!(calls, 3);
-    let calls = machine.fail_each_call(&buffer, unknown, || buffer.dma_bufs().map(drop), || ());
-    assert_eq!(calls, 2);
-    drop(buffer);
-    machine.end();
-}

@@ -109,43 +109,6 @@ fn what_was_placed_by_name_is_not_recalled_and_unknown_lenders_are_refused() {
     machine.end();
 }
 
-#[test]
-fn a_recall_that_fails_at_any_call_leaves_the_buffer_as_it_was() {
-    let machine = two(|pool| pool.host_memory(0, 64 * G, 0));
-    let stream = machine.stream(0);
-    let buffer = machine.borrower(AWAY, 2);
-    buffer.decommit(0..G).unwrap();
-    machine.pool.trim(HOME).unwrap();
-    // The copier and the latch are there.
-    machine.pool.recall(AWAY, u64::MAX, Duration::ZERO).unwrap();
-    let again = || {
-        buffer.decommit(4 * G..6 * G).unwrap();
-        let other = machine.buffer(0, 64 * G);
-        other.grow_to(G).unwrap();
-        buffer.grow(Growth::to(6 * G).borrow_from([AWAY])).ok();
-        drop(other);
-        buffer.decommit(0..G).unwrap();
-        machine.pool.trim(HOME).unwrap();
-        machine.pool.trim(AWAY).unwrap();
-    };
-    again();
-    assert_eq!(count(&buffer, AWAY), 2);
-    drop(buffer.use_on(&stream).unwrap());
-    let recall = || {
-        let mut recall = machine.pool.recall(AWAY, u64::MAX, Duration::ZERO)?;
-        match recall.refused.pop() {
-            Some(refused) => Err(refused.why),
-            None => Ok(()),
-        }
-    };
-    let calls = machine.fail_each_call(&buffer, ResultCode::UNKNOWN, recall, again);
-    assert!(calls > 12, "{calls}");
-    assert_eq!(count(&buffer, AWAY), 0);
-    drop((buffer, stream));
-    machine.pool.trim(HOME).unwrap();
-    machine.end();
-}
-
 /// What the driver refuses while a failed move is taken back stays where it is, booked there.
 #[test]
 fn loans_stay_true_where_a_recall_cannot_be_taken_back() {

@@ -6,7 +6,7 @@ use vmm_pool::{
     Budget, Cause, Contents, ElasticBuffer, ElasticError, Error, Phase, Place, PoolBuilder,
 };
 use vmm_sys::sim::SimBuilder;
-use vmm_sys::{Call, DeviceId, ResultCode};
+use vmm_sys::{Call, DeviceId};
 
 const NOW: Duration = Duration::ZERO;
 const HOME: DeviceId = DeviceId(0);
@@ -229,46 +229,6 @@ fn a_wake_without_memory_sleeps_on_and_succeeds_later() {
         drop(buffer);
         machine.end();
     }
-}
-
-#[test]
-fn a_sleep_or_a_wake_that_fails_at_any_call_leaves_everything_as_it_was() {
-    let machine = with_host(|sim| sim, |pool| pool);
-    let buffer = tagged(&machine, 0, "a", 2);
-    // The copier is there, and the host's chunks.
-    buffer.sleep(KEPT, NOW).unwrap();
-    buffer.wake().unwrap();
-    let calls = machine.fail_each_call(
-        &buffer,
-        ResultCode::UNKNOWN,
-        || buffer.sleep(KEPT, NOW).map(drop),
-        || {
-            buffer.wake().unwrap();
-        },
-    );
-    assert!(calls > 12, "{calls}");
-    assert!(buffer.asleep().is_some());
-    buffer.wake().unwrap();
-    assert!(is_written(&buffer, 2));
-    for code in [ResultCode::UNKNOWN, ResultCode::OUT_OF_MEMORY] {
-        for k in 1.. {
-            buffer.sleep(KEPT, NOW).unwrap();
-            machine.sim.inject(vmm_sys::sim::FaultPlan::fail(code).at(k).once());
-            let fired = machine.sim.faults_fired();
-            let woken = buffer.wake();
-            machine.sim.clear_faults();
-            assert_eq!(woken.is_err(), buffer.asleep().is_some());
-            machine.pool.verify().unwrap();
-            buffer.wake().unwrap();
-            assert!(is_written(&buffer, 2), "call {k} failed");
-            if machine.sim.faults_fired() == fired {
-                break;
-            }
-        }
-    }
-    drop(buffer);
-    machine.pool.trim(HOME).unwrap();
-    machine.end();
 }
 
 #[test]
