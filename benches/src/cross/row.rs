@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 use vmm_pool_cli::replay::Cause;
+use vmm_pool_cli::report::aligned;
 
 use super::Ground;
 use crate::samples::Spread;
@@ -157,21 +158,7 @@ impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut lines = vec![HEADER.map(str::to_owned)];
         lines.extend(self.0.iter().map(line_of));
-        let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
-        let width: Vec<usize> = (0..HEADER.len()).filter_map(width).collect();
-        for line in &lines {
-            for (column, cell) in line.iter().enumerate() {
-                let width = width[column];
-                match column {
-                    0 => write!(f, "{cell:<width$}")?,
-                    1 => write!(f, "  {cell:<width$}")?,
-                    7 => write!(f, "  {cell}")?,
-                    _ => write!(f, "  {cell:>width$}")?,
-                }
-            }
-            writeln!(f)?;
-        }
-        Ok(())
+        f.write_str(&aligned(&lines, |column| matches!(column, 0 | 1 | 7)))
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-use vmm_kv::{ContiguousCache, Dtype, KvShape, PagedCache, PagedSequence, Sequence};
+use vmm_kv::{ContiguousCache, Dtype, KvError, KvShape, PagedCache, PagedSequence, Sequence};
 use vmm_pool::{ChunkSize, Pool};
 use vmm_pool_cli::driver_choice::DriverChoice;
 use vmm_pool_cli::replay::{Cause, HostClock, Plan, count};
@@ -12,7 +12,7 @@ use vmm_pool_cli::target::{IdleLanes, PoolOptions, PoolTarget};
 use vmm_pool_cli::tour::{Outcome, Plan as TourPlan, tour};
 use vmm_pool_cli::trace::Trace;
 use vmm_sys::object::Stream;
-use vmm_sys::{DeviceId, Driver};
+use vmm_sys::{CallCounts, DeviceId, Driver};
 
 use super::Row;
 
@@ -114,16 +114,16 @@ fn pool(driver: &Arc<dyn Driver>) -> Result<Pool, Cause> {
     Ok(Pool::builder(driver.clone()).device(DEVICE).background(false).build()?)
 }
 
-fn peak_held(pool: &Pool) -> u64 {
+fn peak_held_bytes(pool: &Pool) -> u64 {
     pool.device_stats(DEVICE).map_or(0, |stats| stats.peak_held_bytes)
 }
 
 /// How long the prompt of a step's sequence is, and how far a sequence grows in a step.
-fn prompt(step: u64) -> u64 {
+fn prompt_tokens(step: u64) -> u64 {
     step * 97 % PROMPT_TOKENS
 }
 
-fn grows_by(step: u64) -> u64 {
+fn grown_tokens(step: u64) -> u64 {
     1 + step * 13 % 29
 }
 
@@ -135,27 +135,12 @@ fn contiguous(driver: &Arc<dyn Driver>) -> Result<Row, Cause> {
         .keep_idle_bytes(64 << 20)
         .background(false)
         .build()?;
-    let calls = driver.ledger().snapshot();
-    let mut batch: VecDeque<Sequence> = VecDeque::new();
-    for step in 0..STEPS {
-        if batch.len() == BATCH {
-            batch.pop_front();
-        }
-        let next = match batch.back_mut() {
-            Some(last) if step % 5 == 4 => last.fork()?,
-            _ => cache.open(prompt(step))?,
-        };
-        batch.push_back(next);
-        for sequence in &mut batch {
-            sequence.append(grows_by(step))?;
-        }
-        // What the step has enqueued is over: then counts do not depend on how fast it is.
+    let open = |tokens| cache.open(tokens);
+    let calls = decode(driver, open, Sequence::fork, Sequence::append, |_| {
         stream.synchronize()?;
-        cache.settle()?;
-    }
-    drop(batch);
-    let calls = driver.ledger().snapshot().since(&calls);
-    Ok(Row::new("kv, contiguous".to_owned(), &**driver, &calls, peak_held(&pool)))
+        Ok(cache.settle()?)
+    })?;
+    Ok(Row::new("kv, contiguous".to_owned(), &**driver, &calls, peak_held_bytes(&pool)))
 }
 
 fn paged(driver: &Arc<dyn Driver>) -> Result<Row, Cause> {
@@ -165,26 +150,41 @@ fn paged(driver: &Arc<dyn Driver>) -> Result<Row, Cause> {
         .keep_idle_bytes(64 << 20)
         .background(false)
         .build()?;
-    let calls = driver.ledger().snapshot();
-    let mut batch: VecDeque<PagedSequence> = VecDeque::new();
+    let open = |tokens| cache.open(tokens);
+    let calls = decode(driver, open, PagedSequence::fork, PagedSequence::append, |step| {
+        if step % 40 == 39 {
+            cache.pack(64)?;
+        }
+        Ok(stream.synchronize()?)
+    })?;
+    Ok(Row::new("kv, paged".to_owned(), &**driver, &calls, peak_held_bytes(&pool)))
+}
+
+/// The calls of all steps. What a step has enqueued is over when `end_step` returns: then counts do not
+/// depend on how fast it is.
+fn decode<S>(
+    driver: &Arc<dyn Driver>,
+    open: impl Fn(u64) -> Result<S, KvError>,
+    fork: impl Fn(&mut S) -> Result<S, KvError>,
+    append: impl Fn(&mut S, u64) -> Result<u64, KvError>,
+    end_step: impl Fn(u64) -> Result<(), Cause>,
+) -> Result<CallCounts, Cause> {
+    let before = driver.ledger().snapshot();
+    let mut batch: VecDeque<S> = VecDeque::new();
     for step in 0..STEPS {
         if batch.len() == BATCH {
             batch.pop_front();
         }
         let next = match batch.back_mut() {
-            Some(last) if step % 5 == 4 => last.fork()?,
-            _ => cache.open(prompt(step))?,
+            Some(last) if step % 5 == 4 => fork(last)?,
+            _ => open(prompt_tokens(step))?,
         };
         batch.push_back(next);
         for sequence in &mut batch {
-            sequence.append(grows_by(step))?;
+            append(sequence, grown_tokens(step))?;
         }
-        if step % 40 == 39 {
-            cache.pack(64)?;
-        }
-        stream.synchronize()?;
+        end_step(step)?;
     }
     drop(batch);
-    let calls = driver.ledger().snapshot().since(&calls);
-    Ok(Row::new("kv, paged".to_owned(), &**driver, &calls, peak_held(&pool)))
+    Ok(driver.ledger().snapshot().since(&before))
 }

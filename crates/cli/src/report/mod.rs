@@ -9,7 +9,7 @@ use vmm_sys::{Call, CallCounts, DriverKind};
 
 use crate::replay::{PassFigures, Plan};
 
-pub use table::Table;
+pub use table::{Table, aligned};
 
 /// The calls in which the host waits for the GPU.
 const HOST_WAITS: [Call; 3] =

@@ -30,6 +30,25 @@ const HEADER: [&str; 19] = [
     "driver ms",
 ];
 
+/// Cells in columns, a line a row: words to the left, numbers to the right.
+pub fn aligned<const N: usize>(lines: &[[String; N]], is_words: fn(usize) -> bool) -> String {
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
+    let width: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    let mut text = String::new();
+    for line in lines {
+        let cells =
+            line.iter().zip(width).enumerate().map(|(column, (cell, width))| {
+                match is_words(column) {
+                    true => format!("{cell:<width$}"),
+                    false => format!("{cell:>width$}"),
+                }
+            });
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
 type Line = [String; HEADER.len()];
 
 impl fmt::Display for Table<'_> {
@@ -37,20 +56,7 @@ impl fmt::Display for Table<'_> {
         let mut lines: Vec<Line> = vec![HEADER.map(str::to_owned)];
         lines.extend(self.0.iter().map(row_line));
         lines.extend(self.summary());
-        let width: Vec<usize> = (0..HEADER.len())
-            .map(|column| lines.iter().map(|line| line[column].len()).max().unwrap_or(0))
-            .collect();
-        for line in &lines {
-            for (column, cell) in line.iter().enumerate() {
-                let width = width[column];
-                match column {
-                    0 => write!(f, "{cell:<width$}")?,
-                    1 => write!(f, "  {cell:<width$}")?,
-                    _ => write!(f, "  {cell:>width$}")?,
-                }
-            }
-            writeln!(f)?;
-        }
+        f.write_str(&aligned(&lines, |column| column < 2))?;
         self.legend(f)
     }
 }
@@ -197,6 +203,12 @@ fn geometric_mean(values: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let lines = [["µs", "of"], ["7", "what"], ["1200", ""]].map(|line| line.map(str::to_owned));
+        assert_eq!(aligned(&lines, |column| column == 1), "  µs  of\n   7  what\n1200\n");
+    }
 
     #[test]
     fn a_geometric_mean_is_one_of_ratios() {
