@@ -101,7 +101,7 @@ impl Coverage {
         let sum = |wanted: &dyn Fn(&(&'static str, &'static str)) -> bool| -> u64 {
             self.faults.iter().filter(|(key, _)| wanted(key)).map(|(_, count)| count).sum()
         };
-        for call in CALLS {
+        for (_, call) in CALLS {
             let fired = sum(&|(name, _)| *name == call.name());
             if fired < least {
                 missing.push(format!("{call} was failed {fired} times"));

@@ -5,30 +5,27 @@ use vmm_sys::{Call, ResultCode};
 
 use crate::rng::Rng;
 
-/// Calls that fail in some runs: those that the pool makes.
-pub(crate) const CALLS: &[Call] = &[
-    Call::MemCreate,
-    Call::MemMap,
-    Call::MemSetAccess,
-    Call::MemUnmap,
-    Call::MemRelease,
-    Call::MemAddressReserve,
-    Call::MemAddressFree,
-    Call::MemGetInfo,
-    Call::EventCreate,
-    Call::EventRecord,
-    Call::EventQuery,
-    Call::EventSynchronize,
-    Call::StreamWaitEvent,
-    Call::StreamGetCaptureInfo,
-    Call::ThreadExchangeStreamCaptureMode,
-    Call::MemcpyDtoDAsync,
-    Call::LaunchKernel,
-    Call::MemExportToShareableHandle,
+/// Calls that fail in some runs, those that the pool makes, and how often beside each other.
+pub(crate) const CALLS: &[(u64, Call)] = &[
+    (4, Call::MemCreate),
+    (4, Call::MemMap),
+    (4, Call::MemSetAccess),
+    (3, Call::MemUnmap),
+    (3, Call::MemRelease),
+    (2, Call::MemAddressReserve),
+    (2, Call::MemAddressFree),
+    (3, Call::MemGetInfo),
+    (2, Call::EventCreate),
+    (2, Call::EventRecord),
+    (2, Call::EventQuery),
+    (3, Call::EventSynchronize),
+    (2, Call::StreamWaitEvent),
+    (1, Call::StreamGetCaptureInfo),
+    (1, Call::ThreadExchangeStreamCaptureMode),
+    (3, Call::MemcpyDtoDAsync),
+    (1, Call::LaunchKernel),
+    (2, Call::MemExportToShareableHandle),
 ];
-
-/// Which of them how often.
-const WEIGHTS: &[u64] = &[4, 4, 4, 3, 3, 2, 2, 3, 2, 2, 2, 3, 2, 1, 1, 3, 1, 2];
 
 pub(crate) const CODES: &[ResultCode] = &[
     ResultCode::OUT_OF_MEMORY,
@@ -46,8 +43,7 @@ pub(crate) fn of_export(rng: &mut Rng) -> (FaultPlan, String) {
 
 /// A plan, and what it says.
 pub(crate) fn plan(rng: &mut Rng) -> (FaultPlan, String) {
-    let weighted: Vec<(u64, Call)> = WEIGHTS.iter().copied().zip(CALLS.iter().copied()).collect();
-    let call = rng.weighted(&weighted);
+    let call = rng.weighted(CALLS);
     if rng.chance(200) {
         let us = 1 + rng.below(500);
         let times = 1 + rng.below(5);
