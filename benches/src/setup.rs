@@ -1,5 +1,6 @@
 //! What every benchmark starts with: a driver, the facts of the machine, and a file for figures.
 
+use std::ffi::OsStr;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -142,6 +143,24 @@ fn repetitions_of(text: &str, default: u32) -> Result<u32, Cause> {
     }
     let count = text.parse().ok().filter(|count| *count > 0);
     Ok(count.ok_or_else(|| format!("{REPETITIONS_VAR}={text}: expected a count from 1"))?)
+}
+
+/// For a program that is set by variables alone: what it is given is not overlooked.
+///
+/// # Errors
+/// An argument, `--help` too.
+pub fn no_arguments() -> Result<(), Cause> {
+    refuse(std::env::args_os().nth(1).as_deref())
+}
+
+fn refuse(argument: Option<&OsStr>) -> Result<(), Cause> {
+    let Some(argument) = argument else { return Ok(()) };
+    let argument = argument.to_string_lossy();
+    Err(format!(
+        "{argument}: expected no argument; {DRIVER_VAR} (auto, cuda, sim), {DEVICE_VAR}, \
+         {REPETITIONS_VAR} and {OUT_VAR} set it: docs/BENCHMARKS.md"
+    )
+    .into())
 }
 
 /// Ends the program: a benchmark that failed has no figures.

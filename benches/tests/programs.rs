@@ -167,12 +167,15 @@ fn every_case_of_the_instruction_count_is_warm() {
 fn what_is_not_understood_is_refused_by_name() {
     let mut program = Program::new(GROWTH, "driver");
     program.command.env("VMM_BENCH_DRIVER", "gpu");
+    let mut asked = Program::new(THREADS, "threads-help");
+    asked.command.arg("--help");
     let mut wordless = Program::new(INSTRUCTIONS, "usage");
     wordless.command.arg("count");
     let mut uneven = Program::new(CROSS, "cross-uneven");
     uneven.command.args(["--move", "5M", "--chunks", "2M"]);
     for (program, expected) in [
         (program, "VMM_BENCH_DRIVER=gpu: expected auto, cuda or sim"),
+        (asked, "--help: expected no argument; VMM_BENCH_DRIVER"),
         (wordless, "usage: "),
         (uneven, "each size must be a whole number of its chunks"),
     ] {

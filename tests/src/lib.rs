@@ -10,6 +10,8 @@ pub mod machine;
 pub mod many;
 pub mod memory;
 pub mod model;
+#[cfg(doctest)]
+mod pages;
 pub mod rng;
 pub mod run;
 pub mod script;

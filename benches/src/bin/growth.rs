@@ -14,7 +14,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use vmm_pool::{Buffer, ChunkSize, ElasticBuffer, Lane, Pool};
 use vmm_pool_benches::samples::Spread;
-use vmm_pool_benches::setup::{Setup, fail, repetitions};
+use vmm_pool_benches::setup::{Setup, fail, no_arguments, repetitions};
 use vmm_pool_benches::timed::{Side, Took, timed};
 use vmm_pool_cli::replay::Cause;
 use vmm_pool_cli::target::CurrentContext;
@@ -216,6 +216,7 @@ fn compare(setup: &Setup, case: Case, repetitions: u32) -> Result<Row, Cause> {
 }
 
 fn run() -> Result<(), Cause> {
+    no_arguments()?;
     let mut setup = Setup::start("growth")?;
     let _context = CurrentContext::enter(&setup.driver, setup.device)?;
     setup.driver.ledger().set_timing(!setup.is_gpu());

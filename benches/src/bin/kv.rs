@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use vmm_kv::{BlockTables, ContiguousCache, Dtype, KvShape, PagedCache, PagedSequence, Sequence};
 use vmm_pool::Pool;
-use vmm_pool_benches::setup::{Setup, fail};
+use vmm_pool_benches::setup::{Setup, fail, no_arguments};
 use vmm_pool_cli::replay::Cause;
 use vmm_sys::object::Stream;
 
@@ -201,6 +201,7 @@ fn measure(
 }
 
 fn run() -> Result<(), Cause> {
+    no_arguments()?;
     let mut setup = Setup::start("kv")?;
     for memory in [Memory::Ahead, Memory::Growing] {
         for form in ["contiguous", "paged"] {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use vmm_pool::{Placement, Pool};
 use vmm_pool_benches::mix::{Mix, ROUND_STEPS, WARM_UP_STEPS};
 use vmm_pool_benches::samples::{Spread, spread};
-use vmm_pool_benches::setup::{Setup, fail, repetitions};
+use vmm_pool_benches::setup::{Setup, fail, no_arguments, repetitions};
 use vmm_pool_benches::subject::{Peer, PoolLane, Subject};
 use vmm_pool_cli::replay::Cause;
 use vmm_pool_cli::target::{CudaMallocAsync, CurrentContext};
@@ -160,6 +160,7 @@ fn report(setup: &mut Setup, row: &Row<'_>) -> Result<(), Cause> {
 }
 
 fn run_all() -> Result<(), Cause> {
+    no_arguments()?;
     let mut setup = Setup::start("threads")?;
     let rounds = repetitions(ROUNDS)?;
     for threads in THREADS {

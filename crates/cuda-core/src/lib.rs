@@ -1,24 +1,8 @@
 //! Memory of the pool for [`cuda_core`], NVIDIA's own Rust crate, by its hook for foreign allocations.
 //!
-//! ```no_run
-//! # use std::sync::Arc;
-//! # use vmm_pool_cuda_core::{PoolBlock, lane_of};
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let context = cuda_core::Context::new(0)?;
-//! let stream = context.new_stream()?;
-//! let pool = vmm_pool::Pool::builder(vmm_sys::cuda::Cuda::open()?).build()?;
-//!
-//! let lane = lane_of(&pool, &stream)?;
-//! let storage = PoolBlock::alloc(&lane, &context, 4 * 1000)?.into_storage();
-//! // SAFETY: written before it is read, and by this view only.
-//! let mut numbers = unsafe { cuda_core::DeviceBuffer::<u32>::from_storage_copy(storage, 1000)? };
-//! numbers.zero_async(&stream)?;
-//! # Ok(())
-//! # }
-//! ```
-//!
 //! cuda-core's accesses hold the block until their work is done, on whatever stream, so nobody has to tell the
 //! pool of streams. The block goes back when the last view and the last access are gone.
+//! docs/integrations/cuda-core.md has an example.
 
 use std::sync::Arc;
 
@@ -125,3 +109,8 @@ unsafe impl DeviceAllocation for PoolBlock {
         self.context.clone()
     }
 }
+
+/// The example of its page.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/integrations/cuda-core.md")]
+mod page {}

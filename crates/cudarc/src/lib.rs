@@ -74,3 +74,8 @@ pub use error::Error;
 pub use pool::{CudaPool, CudaPoolBuilder};
 pub use slice::PoolSlice;
 pub use view::{PoolView, PoolViewMut};
+
+/// The examples of the page that has the how-to.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/integrations/cudarc.md")]
+mod page {}

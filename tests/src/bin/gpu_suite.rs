@@ -76,6 +76,10 @@ struct Counts {
 }
 
 fn main() -> ExitCode {
+    if std::env::args().skip(1).any(|argument| argument == "--help") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
     let settings = match Settings::parse(std::env::args().skip(1)) {
         Ok(settings) => settings,
         Err(error) => {

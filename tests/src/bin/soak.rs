@@ -95,6 +95,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Arguments, Strin
 }
 
 fn main() -> ExitCode {
+    if std::env::args().skip(1).any(|argument| argument == "--help") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
     let arguments = match parse(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
         Err(error) => {

@@ -24,7 +24,7 @@ const SIM_DEVICES: usize = 2;
 pub(crate) struct Args {
     /// Which driver to examine. `auto` and `cuda` are the GPU's: a machine without one is not
     /// usable. `sim` is the simulated one, with two devices.
-    #[arg(long, value_enum, default_value = "auto")]
+    #[arg(long, value_enum, hide_possible_values = true, default_value = "auto")]
     driver: DriverRequest,
     /// One JSON object a line: finding, status, device, text, advice, detail.
     #[arg(long)]

@@ -23,7 +23,9 @@ pub struct Client {
 #[non_exhaustive]
 pub enum ClientError {
     /// No connection.
-    #[error("cannot connect to {address}: {cause}")]
+    #[error(
+        "cannot connect to {address}: {cause}; expected a vmm-server that listens there (--url)"
+    )]
     Connect {
         /// Where.
         address: SocketAddr,
