@@ -162,6 +162,9 @@ async fn what_is_wrong_is_said_with_what_was_expected() {
     let (status, text) = client.text(Method::GET, "/nothing", "").await.unwrap();
     assert_eq!(status, StatusCode::NOT_FOUND);
     assert!(text.contains("nothing at /nothing"), "{text}");
+    let (status, text) = client.text(Method::GET, "/v1/completions", "").await.unwrap();
+    assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);
+    assert!(text.contains("GET /v1/completions: expected the method"), "{text}");
     let body = r#"{"model": "gpt"}"#;
     let (status, _) = client.text(Method::POST, "/admin/sleep", body).await.unwrap();
     assert_eq!(status, StatusCode::NOT_FOUND);

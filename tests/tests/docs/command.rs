@@ -20,6 +20,8 @@ pub(crate) struct Command {
 
 /// Programs of the workspace that pages call by their names.
 const PROGRAMS: [&str; 4] = ["vmm-pool", "vmm-server", "vmm-load", "vmm-serve-compare"];
+/// Programs whose first word is a command with options of its own.
+const WITH_COMMANDS: [&str; 2] = ["vmm-pool", "fidelity"];
 
 impl Command {
     /// The commands of a page: lines of its shell blocks, and code between backticks that is one.
@@ -147,7 +149,12 @@ impl Workspace {
                     target = Some((option.trim_start_matches('-'), *value()?));
                 }
                 "--features" => features = value()?.replace(',', " "),
-                "--release" | "--workspace" | "--bins" | "--benches" | "--doc" => {}
+                "--release"
+                | "--workspace"
+                | "--no-default-features"
+                | "--bins"
+                | "--benches"
+                | "--doc" => {}
                 // The tests whose names have it.
                 filter if *task == "test" && !filter.starts_with('-') => {}
                 other => return Err(format!("{other}: not known")),
@@ -197,17 +204,18 @@ impl Workspace {
         Ok(["bin", "example"].contains(&kind).then(|| name.to_owned()))
     }
 
-    /// Each option must be in what the program says of itself.
+    /// Each option must be in what the program says of itself, or its command does.
     fn check_options(
         &mut self,
         package: &str,
         program: &str,
         words: &[&str],
     ) -> Result<(), String> {
-        if !words.iter().any(|word| word.starts_with("--")) && PROGRAMS[0] != program {
+        let has_commands = WITH_COMMANDS.contains(&program);
+        if !has_commands && !words.iter().any(|word| word.starts_with("--")) {
             return Ok(());
         }
-        let sub = words.first().filter(|word| PROGRAMS[0] == program && !word.starts_with('-'));
+        let sub = words.first().filter(|word| has_commands && !word.starts_with('-'));
         let key = format!("{program} {}", sub.unwrap_or(&""));
         if !self.helps.contains_key(&key) {
             let mut asked = Process::new(built(package, program)?);

@@ -46,7 +46,10 @@ pub(crate) const RUN: &[Run] = &[
 
 /// Commands that are not run, by the reason. A path in a reason must be there.
 pub(crate) const NOT_RUN: &[(&str, &[&str])] = &[
-    ("this test is a part of it", &["cargo test --workspace", "cargo test"]),
+    (
+        "this test is a part of it",
+        &["cargo test --workspace", "cargo test -p vmm-pool-tests", "cargo test"],
+    ),
     (
         "run by tests/tests/docs/main.rs, the program and what asks it",
         &[
@@ -80,6 +83,8 @@ pub(crate) const NOT_RUN: &[(&str, &[&str])] = &[
     (
         "takes seconds, and says what this machine is like",
         &[
+            "cargo run --release -p vmm-pool-benches --bin fidelity -- run --driver sim --devices 1 --out sim.jsonl tests/traces/*.gz",
+            "cargo run --release -p vmm-pool-benches --bin fidelity -- compare sim.jsonl cuda.jsonl",
             "cargo run --release -p vmm-pool-benches --bin kv",
             "cargo run --release -p vmm-pool-torch --example pairs -- LIBRARY",
         ],
@@ -120,6 +125,7 @@ pub(crate) const NOT_RUN: &[(&str, &[&str])] = &[
     (
         "needs a GPU",
         &[
+            "cargo run --release -p vmm-pool-benches --bin fidelity -- run --driver cuda --out cuda.jsonl tests/traces/*.gz",
             "cargo run -p vmm-sys --features conformance --example conformance -- --driver cuda",
             "cargo run --release -p vmm-pool-cudarc --example kernel --features nvrtc,cublas",
             "cargo run --release -p vmm-pool-cudarc --example bench --features nvrtc",
@@ -142,6 +148,7 @@ pub(crate) const NOT_RUN: &[(&str, &[&str])] = &[
         "a build alone, of what cargo has built for the tests already",
         &[
             "cargo build --release -p vmm-pool-library",
+            "cargo build --release -p vmm-pool-library --no-default-features --features torch",
             "cargo build -p vmm-standin",
             "cargo build --release -p vmm-pool-benches --bins --benches",
         ],

@@ -140,6 +140,20 @@ fn beside(page: &Page, file: &str) -> String {
     path.join("/")
 }
 
+#[test]
+fn every_folder_of_results_is_described() {
+    let page = fs::read_to_string(root().join("docs/BENCHMARKS.md")).unwrap();
+    let table = page.split("\n## Results\n").nth(1).unwrap();
+    for entry in fs::read_dir(root().join("benches/results")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        // Later ones of a day are named by their last letter, behind the first.
+        let (first, last) = name.rsplit_once('-').unwrap();
+        let by_letter =
+            last.len() == 1 && table.contains(first) && table.contains(&format!("`-{last}`"));
+        assert!(by_letter || table.contains(&format!("`{name}`")), "no line for {name}");
+    }
+}
+
 /// `VMM_…` on a page is read, or written, by some source.
 #[test]
 fn variables_are_in_the_sources() {

@@ -151,7 +151,7 @@ def _load() -> tuple[pathlib.Path, ctypes.CDLL]:
     except OSError as error:
         raise LibraryNotFound(
             f"{name} could not be loaded: {error}; expected it beside this module, in lib/ of its prefix, on the "
-            f"loader's path, or where {_VARIABLE} says; crates/library/install.sh PREFIX builds it and puts both in a prefix"
+            f"loader's path, or where {_VARIABLE} says; crates/library/install.sh PREFIX builds it and puts both there"
         ) from error
     try:
         loaded.vmm_pool_abi_version.restype = ctypes.c_uint32

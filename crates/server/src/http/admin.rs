@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::extract::rejection::JsonRejection;
-use axum::http::{StatusCode, Uri, header};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -112,6 +112,10 @@ async fn change(
 
 pub(super) async fn nothing(uri: Uri) -> Failure {
     Failure::unknown_path(uri.path())
+}
+
+pub(super) async fn otherwise(method: Method, uri: Uri) -> Failure {
+    Failure::other_method(&method, uri.path())
 }
 
 pub(super) fn find<'a>(app: &'a App, name: &str) -> Result<&'a Arc<Model>, Failure> {

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::rejection::JsonRejection;
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +67,12 @@ impl Failure {
     pub(super) fn unknown_path(path: &str) -> Failure {
         let expected = "expected one of those that docs/SERVER.md lists";
         Failure::new(StatusCode::NOT_FOUND, format!("nothing at {path}: {expected}"))
+    }
+
+    /// The endpoint takes another method.
+    pub(super) fn other_method(method: &Method, path: &str) -> Failure {
+        let expected = "expected the method that docs/SERVER.md lists for it";
+        Failure::new(StatusCode::METHOD_NOT_ALLOWED, format!("{method} {path}: {expected}"))
     }
 
     /// Memory for a model is short.

@@ -109,6 +109,7 @@ impl Server {
             .route("/admin/sleep", post(admin::sleep))
             .route("/admin/wake", post(admin::wake))
             .fallback(admin::nothing)
+            .method_not_allowed_fallback(admin::otherwise)
             .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
             .with_state(app.clone());
         let mut ends = app.ends.subscribe();
