@@ -135,10 +135,14 @@ fn a_dead_socket_is_replaced_and_a_live_one_left_alone() {
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
     let (code, errors) = serve();
-    assert!(code == Some(2) && errors.contains("listening"), "{code:?} {errors}");
+    let said = format!("listening: {socket}: ");
+    assert!(code == Some(2) && errors.contains(&said), "{code:?} {errors}");
     assert_eq!(json(socket)["clients"], 1);
     assert_eq!(first.end(Signal::KILL), None);
     assert!(path.exists());
+    let nobody = String::from_utf8(status(socket, &[]).stderr).unwrap();
+    assert!(nobody.contains(&format!("connecting: {socket}: ")), "{nobody}");
+    assert!(nobody.contains("expected an exporter or a `vmm-pool serve`"), "{nobody}");
     assert_eq!(Served::start(socket, &[]).end(Signal::TERM), Some(0));
     std::fs::write(&path, "somebody's").unwrap();
     assert_eq!(serve().0, Some(2));

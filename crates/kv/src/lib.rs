@@ -1,6 +1,8 @@
 //! KV caches for inference servers, on elastic buffers of [`vmm_pool`].
 //!
-//! [`layout`] says where a token's keys and values lie: pure arithmetic.
+//! [`ContiguousCache`] has a sequence at addresses in a row, [`PagedCache`] in blocks and tables; docs/KV.md
+//! has a step of each, their states and what can go wrong. [`layout`] says where a token's keys and
+//! values lie: pure arithmetic.
 //!
 //! What the forms have in common: `memory`, the buffer and what is done when memory is short;
 //! `hands`, who changes it; `grower`, the thread that grows ahead; `shortage`, hooks that evict;

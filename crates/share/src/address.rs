@@ -1,9 +1,11 @@
 //! Where an exporter listens.
 
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 
 use crate::error::{AtStep, ShareError};
@@ -24,6 +26,13 @@ impl Address {
             Address::Path(path) => SocketAddrUnix::new(path).at(step),
             Address::Abstract(name) => SocketAddrUnix::new_abstract_name(name.as_bytes()).at(step),
         }
+    }
+
+    /// What the system said of the address, which it does not name itself, and what would do.
+    pub(crate) fn failed(&self, step: &'static str, cause: Errno, expected: &str) -> ShareError {
+        let cause = io::Error::from(cause);
+        let words = format!("{self}: {cause}; expected {expected}");
+        ShareError::Io { step, cause: io::Error::new(cause.kind(), words) }
     }
 }
 

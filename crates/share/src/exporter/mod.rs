@@ -247,6 +247,7 @@ impl Exporter {
 /// A socket that listens there.
 fn listen_at(address: &Address) -> Result<OwnedFd, ShareError> {
     const STEP: &str = "listening";
+    const FREE: &str = "a place that may be written to, and where nobody listens";
     let name = address.to_socket(STEP)?;
     let socket = new_socket().at(STEP)?;
     match (bind(&socket, &name), address) {
@@ -254,7 +255,7 @@ fn listen_at(address: &Address) -> Result<OwnedFd, ShareError> {
             fs::remove_file(path).at(STEP)?;
             bind(&socket, &name).at(STEP)?;
         }
-        (bound, _) => bound.at(STEP)?,
+        (bound, _) => bound.map_err(|cause| address.failed(STEP, cause, FREE))?,
     }
     listen(&socket, BACKLOG).at(STEP)?;
     Ok(socket)

@@ -42,6 +42,7 @@ pub(crate) type Answer = (Message, Vec<OwnedFd>);
 impl Link {
     pub(crate) fn connect(address: &Address, timeout: Duration) -> Result<Link, ShareError> {
         const STEP: &str = "connecting";
+        const LISTENS: &str = "an exporter or a `vmm-pool serve` that listens there";
         let name = address.to_socket(STEP)?;
         let socket = new_socket().at(STEP)?;
         let deadline = Instant::now() + timeout;
@@ -55,7 +56,7 @@ impl Link {
                 Err(Errno::AGAIN) => {
                     return Err(ShareError::Timeout { step: STEP, after: timeout });
                 }
-                other => return Err(other.at(STEP).err().unwrap_or(gone(STEP))),
+                Err(cause) => return Err(address.failed(STEP, cause, LISTENS)),
             }
         }
         step!("importer-connected");
