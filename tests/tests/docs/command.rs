@@ -219,8 +219,8 @@ impl Workspace {
         let key = format!("{program} {}", sub.unwrap_or(&""));
         if !self.helps.contains_key(&key) {
             let mut asked = Process::new(built(package, program)?);
-            let output =
-                asked.args(sub).arg("--help").output().map_err(|error| error.to_string())?;
+            asked.args(sub).arg("--help").env("LLVM_PROFILE_FILE", "/dev/null");
+            let output = asked.output().map_err(|error| error.to_string())?;
             let said = [output.stdout, output.stderr].concat();
             let said = String::from_utf8_lossy(&said).into_owned();
             if said.contains("unrecognized subcommand") {
