@@ -2,6 +2,14 @@
 
 use crate::layout::LayoutError;
 
+/// Refuses what a forked child asks: another thread of the parent may have held any lock when it was made.
+pub(crate) fn check_process() -> Result<(), KvError> {
+    match vmm_sys::process::is_forked_child() {
+        true => Err(vmm_pool::Error::DriverGone.into()),
+        false => Ok(()),
+    }
+}
+
 /// An operation of a KV cache that did not succeed. The cache is as it was before.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
+use vmm_sys::process::is_forked_child;
 
 use vmm_pool::{ElasticError, Error};
 
@@ -36,6 +37,9 @@ impl Hands {
     /// # Errors
     /// [`ElasticError::Busy`].
     pub(crate) fn take(&self) -> Result<Held<'_>, Error> {
+        if is_forked_child() {
+            return Err(Error::DriverGone);
+        }
         let mut taken = self.taken.lock();
         while *taken {
             if is_holding() {
@@ -56,6 +60,9 @@ impl Hands {
     /// The same for who waits no longer than `patience`, and not at all if this thread is changing some
     /// cache's memory.
     pub(crate) fn take_within(&self, patience: Duration) -> Option<Held<'_>> {
+        if is_forked_child() {
+            return None;
+        }
         let deadline = Instant::now() + patience;
         let mut taken = self.taken.lock();
         while *taken {

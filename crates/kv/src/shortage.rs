@@ -54,7 +54,8 @@ impl fmt::Debug for EvictionHook {
 
 impl Drop for EvictionHook {
     fn drop(&mut self) {
-        let Some(list) = self.list.upgrade() else { return };
+        let alive = self.list.upgrade().filter(|_| !vmm_sys::process::is_forked_child());
+        let Some(list) = alive else { return };
         let mut list = list.lock();
         let at = list.hooks.iter().position(|(number, _)| *number == self.number);
         let hook = at.map(|at| list.hooks.remove(at));

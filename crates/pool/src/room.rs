@@ -63,6 +63,9 @@ pub(crate) fn room(
     props: impl Fn(Place) -> ChunkProps,
     chunk_bytes: u64,
 ) -> Room {
+    if vmm_sys::process::is_forked_child() {
+        return Room { device: home, chunk_bytes, own_bytes: 0, lenders: Vec::new() };
+    }
     let lends = |site: &Site<'_>| site.depot.lending.budget_bytes() > 0;
     let lenders = by_distance(places, home, lends).into_iter();
     let whole = |bytes: u64| bytes - bytes % chunk_bytes;

@@ -4,6 +4,7 @@ use super::ContiguousCache;
 use super::books::Use;
 use crate::room::{ADDRESS_SPACE_BYTES, KvRoom, MAPPINGS_MAX};
 use crate::stats::KvStats;
+use vmm_sys::process::is_forked_child;
 
 /// How many sequences of a length a cache of this layout could have, whatever the memory: see
 /// [`ContiguousCache::capacity`].
@@ -29,6 +30,9 @@ impl ContiguousCache {
     /// thread's own. What was written off and is not taken away yet counts as idle. While the cache
     /// sleeps they say what it will have when it wakes. Looks at every chunk.
     pub fn stats(&self) -> KvStats {
+        if is_forked_child() {
+            return KvStats::default();
+        }
         let core = self.core();
         let (geometry, counts) = (&core.geometry, &core.memory.counts);
         let _held = core.memory.hands.take();
@@ -67,6 +71,9 @@ impl ContiguousCache {
 
     /// What the cache could still take.
     pub fn room(&self) -> KvRoom {
+        if is_forked_child() {
+            return KvRoom::default();
+        }
         let core = self.core();
         let (sequences, idle_bytes) = {
             let books = core.books();

@@ -5,6 +5,7 @@
 //! a chunk that is another's too gets one of its own first, contents kept: a forked sequence at its
 //! first append, one that was cut below what it has in common at its next.
 
+use crate::error::check_process;
 use std::time::Duration;
 
 use vmm_pool::Error;
@@ -33,6 +34,7 @@ impl Sequence {
     /// [`KvError::TooManySequences`], [`KvError::NoMemory`] if a quota is short, for it counts addresses;
     /// the pool's.
     pub fn fork_at(&mut self, tokens: u64) -> Result<Sequence, KvError> {
+        check_process()?;
         let has_tokens = self.tokens();
         if tokens > has_tokens {
             return Err(KvError::BeyondEnd { tokens, has_tokens });

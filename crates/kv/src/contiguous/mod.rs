@@ -41,6 +41,7 @@ mod sequence;
 mod slot;
 mod verify;
 
+use crate::error::check_process;
 use std::fmt;
 use std::sync::Arc;
 
@@ -163,6 +164,7 @@ impl ContiguousCache {
     }
 
     fn check_length(&self, tokens: u64) -> Result<(), KvError> {
+        check_process()?;
         let max_tokens = self.core().geometry.max_tokens();
         if tokens > max_tokens {
             return Err(KvError::TooLong { tokens, max_tokens });

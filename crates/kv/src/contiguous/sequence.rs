@@ -1,7 +1,9 @@
 //! [`Sequence`]: one context, which grows token by token.
 
+use crate::error::check_process;
 use std::fmt;
 use std::sync::Arc;
+use vmm_sys::process::is_forked_child;
 
 use super::Handle;
 use super::core::Core;
@@ -42,6 +44,9 @@ impl fmt::Debug for Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
+        if is_forked_child() {
+            return;
+        }
         self.core().leave(self.number);
     }
 }
@@ -130,6 +135,7 @@ impl Sequence {
 
     #[cold]
     fn append_slowly(&mut self, n: u64) -> Result<bool, KvError> {
+        check_process()?;
         let max_tokens = self.core().geometry.max_tokens();
         let tokens = self.tokens.saturating_add(n);
         if tokens > max_tokens {
@@ -185,6 +191,9 @@ impl Sequence {
         }
         self.set_tokens(tokens);
         self.look_again();
+        if is_forked_child() {
+            return;
+        }
         let core = &*self.handle.core;
         let holds = core.geometry.chunks_for(tokens);
         let own_from = self.own_from.min(holds * core.geometry.chunk_bytes);

@@ -1,7 +1,9 @@
 //! [`PagedCache`]: the handle of a paged cache.
 
+use crate::error::check_process;
 use std::fmt;
 use std::sync::Arc;
+use vmm_sys::process::is_forked_child;
 
 use vmm_pool::{ElasticBuffer, Pool, ShortageHook, Use};
 use vmm_sys::object::Stream;
@@ -93,6 +95,7 @@ impl PagedCache {
     /// [`KvError::TooLong`]; [`KvError::NoMemory`] after everything that could help was tried; the
     /// driver's.
     pub fn open(&self, tokens: u64) -> Result<PagedSequence, KvError> {
+        check_process()?;
         PagedSequence::open(&self.shared, tokens)
     }
 
@@ -107,6 +110,7 @@ impl PagedCache {
     /// # Errors
     /// [`KvError::TooLong`].
     pub fn open_ahead(&self, tokens: u64) -> Result<PagedSequence, KvError> {
+        check_process()?;
         PagedSequence::open_ahead(&self.shared, tokens)
     }
 
@@ -121,6 +125,7 @@ impl PagedCache {
     /// # Errors
     /// As [`ElasticBuffer::copies_on`].
     pub fn pack(&self, max_blocks: u64) -> Result<Packed, KvError> {
+        check_process()?;
         self.shared.pack(max_blocks)
     }
 
@@ -130,6 +135,7 @@ impl PagedCache {
     /// # Errors
     /// [`vmm_pool::ElasticError::Busy`] from a callback for short memory.
     pub fn release_idle(&self, keep_bytes: u64) -> Result<u64, KvError> {
+        check_process()?;
         self.shared.release_idle(keep_bytes)
     }
 
@@ -146,6 +152,9 @@ impl PagedCache {
 
 impl fmt::Debug for PagedCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if is_forked_child() {
+            return write!(f, "PagedCache(at {:#x})", self.address());
+        }
         let state = self.shared.state();
         let (sequences, blocks) = (state.tables.len(), state.device.owned_blocks());
         write!(f, "PagedCache({sequences} sequences, {blocks} blocks at {:#x})", self.address())

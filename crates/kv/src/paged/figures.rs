@@ -1,6 +1,8 @@
 //! Figures of a paged cache: what it has, what it could still take; the walker.
 
+use crate::error::check_process;
 use std::collections::BTreeSet;
+use vmm_sys::process::is_forked_child;
 
 use super::cache::PagedCache;
 use crate::room::{KvRoom, MAPPINGS_MAX};
@@ -10,6 +12,9 @@ use crate::sync::atomic::Ordering;
 impl PagedCache {
     /// The figures, all of one moment. While the cache sleeps they say what it will have when it wakes.
     pub fn stats(&self) -> KvStats {
+        if is_forked_child() {
+            return KvStats::default();
+        }
         let block_bytes = self.layout().block_bytes();
         let state = self.shared.state();
         let mut stats = self.shared.memory.counts.stats();
@@ -38,6 +43,9 @@ impl PagedCache {
     /// [`vmm_pool::ElasticBuffer::room`] is. On the host: what could be parked, if the cache has blocks there; else what the
     /// host lends. The cache has as many sequences more as blocks.
     pub fn room(&self) -> KvRoom {
+        if is_forked_child() {
+            return KvRoom::default();
+        }
         let shared = &self.shared;
         let block_bytes = self.layout().block_bytes();
         let room = self.buffer().room();
@@ -84,6 +92,7 @@ impl PagedCache {
     /// # Errors
     /// The first that does not hold, in words.
     pub fn verify(&self) -> Result<(), String> {
+        check_process().map_err(|error| error.to_string())?;
         let _hands = self.shared.memory.hands.take().map_err(|error| error.to_string())?;
         let expected: BTreeSet<u64> = {
             let state = self.shared.state();

@@ -1,7 +1,9 @@
 //! [`PagedSequence`]: one sequence of a paged cache.
 
+use crate::error::check_process;
 use std::fmt;
 use std::sync::Arc;
+use vmm_sys::process::is_forked_child;
 
 use super::shared::Shared;
 use crate::error::KvError;
@@ -51,6 +53,9 @@ impl PagedSequence {
     /// Its block numbers, in the order of its tokens. [`PagedCache::pack`](super::PagedCache::pack)
     /// changes them, and so does parking.
     pub fn blocks(&self) -> Vec<u32> {
+        if is_forked_child() {
+            return Vec::new();
+        }
         let state = self.shared.state();
         state.tables.get(self.key).map_or(Vec::new(), |table| table.blocks.clone())
     }
@@ -72,6 +77,9 @@ impl PagedSequence {
 
     /// How long it can become in the blocks that it has and those that are kept for it.
     pub fn committed_tokens(&self) -> u64 {
+        if is_forked_child() {
+            return 0;
+        }
         let state = self.shared.state();
         let blocks = |table: &super::state::Table| table.blocks.len() + table.ahead.len();
         self.shared.tokens_of(state.tables.get(self.key).map_or(0, blocks) as u64)
@@ -109,6 +117,7 @@ impl PagedSequence {
     }
 
     fn append_blocks(&mut self, tokens: u64) -> Result<(), KvError> {
+        check_process()?;
         if self.is_parked {
             return Err(KvError::Parked);
         }
@@ -155,6 +164,9 @@ impl PagedSequence {
         self.set_length(tokens);
         // The last block may be another's too: the next append looks.
         self.writable = tokens;
+        if is_forked_child() {
+            return;
+        }
         let blocks = self.shared.layout.blocks_for(tokens);
         let mut state = self.shared.state();
         if state.truncate(self.key, usize::try_from(blocks).unwrap_or(usize::MAX)) {
@@ -176,6 +188,7 @@ impl PagedSequence {
     /// # Errors
     /// [`KvError::Parked`]; [`KvError::TooLong`] if there are not so many.
     pub fn fork_at(&mut self, tokens: u64) -> Result<PagedSequence, KvError> {
+        check_process()?;
         if self.is_parked {
             return Err(KvError::Parked);
         }
@@ -208,6 +221,7 @@ impl PagedSequence {
         if self.is_parked {
             return Ok(0);
         }
+        check_process()?;
         let moved = self.shared.park(self.key)?;
         self.is_parked = true;
         self.writable = self.length;
@@ -223,6 +237,7 @@ impl PagedSequence {
         if !self.is_parked {
             return Ok(0);
         }
+        check_process()?;
         let moved = self.shared.resume(self.key)?;
         self.is_parked = false;
         Ok(moved)
@@ -236,6 +251,9 @@ impl PagedSequence {
 
 impl Drop for PagedSequence {
     fn drop(&mut self) {
+        if is_forked_child() {
+            return;
+        }
         let mut state = self.shared.state();
         state.close(self.key);
         self.shared.after_freeing(state);

@@ -1,5 +1,6 @@
 //! [`BlockTables`]: block numbers as paged-attention kernels take them.
 
+use crate::error::check_process;
 use std::sync::Arc;
 
 use super::sequence::PagedSequence;
@@ -68,6 +69,7 @@ impl BlockTables {
     /// [`KvError::OtherCache`] if they are not all of one cache; [`KvError::Parked`]. The matrix is as
     /// it was then.
     pub fn update(&mut self, sequences: &[&PagedSequence]) -> Result<&[usize], KvError> {
+        check_process()?;
         self.check(sequences)?;
         self.changed.clear();
         let state = sequences.first().map(|first| first.shared.state());
