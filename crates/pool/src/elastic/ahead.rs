@@ -48,11 +48,17 @@ pub(crate) struct Ahead(Mutex<Option<Arc<Request>>>);
 impl GrowAhead {
     /// What has become of it by now. Never waits.
     pub fn state(&self) -> AheadState {
+        if vmm_sys::process::is_forked_child() {
+            return AheadState::Failed(Error::DriverGone);
+        }
         self.0.get().state
     }
 
     /// How far the buffer is to grow, in bytes: the most that was asked for.
     pub fn target_bytes(&self) -> u64 {
+        if vmm_sys::process::is_forked_child() {
+            return 0;
+        }
         self.0.get().target_bytes
     }
 
@@ -63,6 +69,9 @@ impl GrowAhead {
 
     /// Waits for the end, `timeout` at most.
     pub fn wait(&self, timeout: Duration) -> AheadState {
+        if vmm_sys::process::is_forked_child() {
+            return self.state();
+        }
         self.0.wait_while(|order| !order.state.is_finished(), timeout).state
     }
 }
@@ -98,7 +107,7 @@ impl Ahead {
     }
 
     pub(crate) fn is_waiting(&self) -> bool {
-        self.0.lock().is_some()
+        !vmm_sys::process::is_forked_child() && self.0.lock().is_some()
     }
 }
 

@@ -86,6 +86,9 @@ pub struct Migration(Arc<Progress<MigrationState>>);
 impl Migration {
     /// What has become of it by now. Never waits.
     pub fn state(&self) -> MigrationState {
+        if vmm_sys::process::is_forked_child() {
+            return MigrationState::Failed(Error::DriverGone);
+        }
         self.0.get()
     }
 
@@ -96,6 +99,9 @@ impl Migration {
 
     /// Waits for the end, `timeout` at most.
     pub fn wait(&self, timeout: Duration) -> MigrationState {
+        if vmm_sys::process::is_forked_child() {
+            return self.state();
+        }
         self.0.wait_while(|state| !state.is_finished(), timeout)
     }
 }
