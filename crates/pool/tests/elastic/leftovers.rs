@@ -153,32 +153,6 @@ fn a_buffer_moves_off_a_device_that_has_no_memory_for_an_anchor() {
     }
 }
 
-#[test]
-fn a_move_off_a_full_device_that_fails_at_any_call_leaves_everything_as_it_was() {
-    for k in 1.. {
-        // The move back would leave an anchor on the device: each begins anew.
-        let machine = machine(2, |sim| sim.device_bytes_of(0, 2 * G), |pool| pool);
-        let buffer = written(&machine, 2);
-        let before = machine.picture(&buffer);
-        machine.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).at(k).once());
-        let moved = buffer.migrate(AWAY);
-        machine.sim.clear_faults();
-        let fired = machine.sim.faults_fired() > 0;
-        if moved.is_err() {
-            assert_eq!(machine.picture(&buffer), before, "call {k} failed");
-        }
-        check_bytes(&buffer, 2);
-        drop(buffer);
-        machine.pool.trim(HOME).unwrap();
-        machine.pool.trim(AWAY).unwrap();
-        machine.end();
-        if !fired {
-            assert!(moved.is_ok() && k > 20, "{k}");
-            return;
-        }
-    }
-}
-
 /// A pair that does not work is found out without an anchor too.
 #[test]
 fn a_full_device_does_not_hide_a_pair_that_does_not_work() {

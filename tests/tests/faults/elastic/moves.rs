@@ -3,7 +3,7 @@
 use vmm_pool::{Balance, Contents, MigrationState, Move};
 use vmm_sys::Access;
 
-use super::{borrower, check, check_slots, first, four, shared};
+use super::{borrower, check, check_slots, first, four, full, shared};
 use crate::engine::{Case, Done, Scene, done};
 use crate::stage::{G, HOME, HOST, NEXT, SOON, Stage, stage, threaded, usual};
 
@@ -42,6 +42,16 @@ pub(super) fn cases() -> Vec<Case> {
             |stage| {
                 check(stage, 4);
                 assert_eq!((stage.count_at(NEXT), first(stage).device()), (4, NEXT));
+            },
+        ),
+        Case::new(
+            "elastic::migrate_off_a_full_device",
+            &["ElasticBuffer::migrate"],
+            full,
+            |stage| done(first(stage).migrate(Move::to(NEXT))),
+            |stage| {
+                check(stage, 4);
+                assert_eq!(stage.count_at(NEXT), 4);
             },
         ),
         Case::new(
