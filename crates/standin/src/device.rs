@@ -6,28 +6,6 @@ use crate::door::{Out, Refusal};
 use crate::machine::{device_id, machine, sim, start};
 use crate::settings;
 
-/// The attributes that the contract knows.
-const KNOWN: [DeviceAttribute; 18] = [
-    DeviceAttribute::MultiprocessorCount,
-    DeviceAttribute::Integrated,
-    DeviceAttribute::PciBusId,
-    DeviceAttribute::PciDeviceId,
-    DeviceAttribute::UnifiedAddressing,
-    DeviceAttribute::PciDomainId,
-    DeviceAttribute::ComputeCapabilityMajor,
-    DeviceAttribute::ComputeCapabilityMinor,
-    DeviceAttribute::VirtualMemoryManagementSupported,
-    DeviceAttribute::HandleTypePosixFdSupported,
-    DeviceAttribute::GpuDirectRdmaWithVmmSupported,
-    DeviceAttribute::MemoryPoolsSupported,
-    DeviceAttribute::GpuDirectRdmaSupported,
-    DeviceAttribute::DmaBufSupported,
-    DeviceAttribute::IpcEventSupported,
-    DeviceAttribute::HandleTypeFabricSupported,
-    DeviceAttribute::HostNumaId,
-    DeviceAttribute::HostNumaVmmSupported,
-];
-
 /// What programs size their launches by, for compute capability 9.0 (CUDA C++ Programming Guide,
 /// technical specifications), and what the stand-in has or lacks. (`CUdevice_attribute`, value).
 const PLAIN: [(i32, i32); 24] = [
@@ -59,12 +37,7 @@ const PLAIN: [(i32, i32); 24] = [
 
 /// `CUdevice_P2PAttribute`.
 fn peer_attribute(number: i32) -> Result<PeerAttribute, Refusal> {
-    let known = [
-        PeerAttribute::PerformanceRank,
-        PeerAttribute::AccessSupported,
-        PeerAttribute::NativeAtomicSupported,
-    ];
-    known.into_iter().find(|it| *it as i32 == number).ok_or_else(|| {
+    PeerAttribute::of_number(number).ok_or_else(|| {
         Refusal::new(ResultCode::INVALID_VALUE, format_args!("peer attribute {number}"))
     })
 }
@@ -131,7 +104,7 @@ entries! {
     fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) {
         let out = Out::new(value)?;
         let (sim, device) = (sim()?, device_id(device));
-        if let Some(known) = KNOWN.into_iter().find(|it| *it as i32 == attribute) {
+        if let Some(known) = DeviceAttribute::of_number(attribute) {
             return out.set(sim.device_attribute(device, known)?);
         }
         sim.device_total_bytes(device)?;

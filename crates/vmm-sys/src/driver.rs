@@ -101,8 +101,7 @@ pub trait Driver: Send + Sync + Debug {
 
     /// `cuMemGetAllocationGranularity`, in bytes.
     fn granularity(&self, props: &ChunkProps, kind: GranularityKind) -> DriverResult<u64>;
-    /// `cuMemAddressReserve`: `align_bytes` 0 is the granularity; `hint` 0 is none, and a hint is
-    /// never a promise (row D-R4).
+    /// `cuMemAddressReserve`: `align_bytes` 0 is the granularity; a `hint` is no promise (row D-R4).
     fn address_reserve(&self, bytes: u64, align_bytes: u64, hint: u64) -> DriverResult<u64>;
     /// `cuMemAddressFree`: exactly what one reserve gave, with nothing mapped in it (row D-F1).
     fn address_free(&self, address: u64, bytes: u64) -> DriverResult<()>;
@@ -151,7 +150,6 @@ pub trait Driver: Send + Sync + Debug {
     fn pointer_info(&self, address: u64) -> DriverResult<PointerInfo>;
     /// `cuIpcGetMemHandle`, the answer dropped: mapped chunks are refused (row D-P3).
     fn legacy_ipc_export(&self, device: DeviceId, address: u64) -> DriverResult<()>;
-
     /// `cuMemGetHandleForAddressRange(DMA_BUF_FD)`: for other drivers; it keeps the memory (row D-X9).
     fn dma_buf(&self, device: DeviceId, address: u64, bytes: u64) -> DriverResult<OwnedFd>;
 
@@ -224,8 +222,7 @@ pub trait Driver: Send + Sync + Debug {
         kernel: &ProbeKernel,
         stream: StreamHandle,
     ) -> DriverResult<()>;
-    /// `cuLaunchHostFunc`: runs `function` on a driver thread in stream order. It must make no
-    /// driver call.
+    /// `cuLaunchHostFunc`: in stream order, on a driver thread. It must make no driver call.
     ///
     /// # Safety
     /// The stream is live.
@@ -240,8 +237,7 @@ pub trait Driver: Send + Sync + Debug {
 
     /// `cuStreamCreate(CU_STREAM_NON_BLOCKING)`, in the device's primary context.
     fn stream_create(&self, device: DeviceId) -> DriverResult<StreamHandle>;
-    /// `cuStreamCreate(CU_STREAM_DEFAULT)`: as the streams that other programs make by default,
-    /// ordered with the legacy stream in both directions.
+    /// `cuStreamCreate(CU_STREAM_DEFAULT)`: ordered with the legacy stream in both directions.
     fn stream_create_blocking(&self, device: DeviceId) -> DriverResult<StreamHandle>;
     /// `cuStreamDestroy`: returns at once, work goes on.
     ///
@@ -291,8 +287,7 @@ pub trait Driver: Send + Sync + Debug {
 
     /// `cuEventCreate(CU_EVENT_DISABLE_TIMING)`.
     fn event_create(&self, device: DeviceId) -> DriverResult<EventHandle>;
-    /// `cuEventCreate(CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)`: not supported where the
-    /// driver shares no events (row D-X7).
+    /// `cuEventCreate(CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)`: not everywhere (row D-X7).
     fn event_create_interprocess(&self, device: DeviceId) -> DriverResult<EventHandle>;
     /// `cuIpcGetEventHandle`: the name of an interprocess event for other processes.
     ///

@@ -261,58 +261,80 @@ pub struct PointerInfo {
     pub legacy_ipc_capable: bool,
 }
 
-/// A device attribute that the pool or the doctor asks for (`CUdevice_attribute`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(i32)]
-pub enum DeviceAttribute {
-    /// Number of multiprocessors.
-    MultiprocessorCount = 16,
-    /// Whether the GPU shares physical memory with the host.
-    Integrated = 18,
-    /// PCI bus.
-    PciBusId = 33,
-    /// PCI device.
-    PciDeviceId = 34,
-    /// Unified addressing.
-    UnifiedAddressing = 41,
-    /// PCI domain.
-    PciDomainId = 50,
-    /// Compute capability, major.
-    ComputeCapabilityMajor = 75,
-    /// Compute capability, minor.
-    ComputeCapabilityMinor = 76,
-    /// The VMM calls.
-    VirtualMemoryManagementSupported = 102,
-    /// Export as POSIX descriptor.
-    HandleTypePosixFdSupported = 103,
-    /// `gpuDirectRDMACapable` on VMM memory.
-    GpuDirectRdmaWithVmmSupported = 110,
-    /// Stream-ordered pools.
-    MemoryPoolsSupported = 115,
-    /// GPUDirect RDMA at all.
-    GpuDirectRdmaSupported = 116,
-    /// dma-buf export.
-    DmaBufSupported = 124,
-    /// Events that other processes can open.
-    IpcEventSupported = 125,
-    /// Fabric handles (an attribute is not a promise: row D-C7).
-    HandleTypeFabricSupported = 128,
-    /// The host NUMA node next to the GPU.
-    HostNumaId = 134,
-    /// Host NUMA memory through the VMM calls.
-    HostNumaVmmSupported = 141,
+/// Values under the driver's own numbers.
+macro_rules! numbered {
+    ($(#[$about:meta])* $name:ident { $($(#[$word:meta])* $value:ident = $number:literal,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(i32)]
+        pub enum $name {
+            $($(#[$word])* $value = $number,)*
+        }
+
+        impl $name {
+            /// The one that the driver knows by this number.
+            pub fn of_number(number: i32) -> Option<$name> {
+                match number {
+                    $($number => Some($name::$value),)*
+                    _ => None,
+                }
+            }
+        }
+    };
 }
 
-/// A property of a pair of devices (`CUdevice_P2PAttribute`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(i32)]
-pub enum PeerAttribute {
-    /// Relative link performance; 0 is the fastest.
-    PerformanceRank = 1,
-    /// Whether access is supported.
-    AccessSupported = 2,
-    /// Native atomics over the link.
-    NativeAtomicSupported = 3,
+numbered! {
+    /// A device attribute that the pool or the doctor asks for (`CUdevice_attribute`).
+    DeviceAttribute {
+        /// Number of multiprocessors.
+        MultiprocessorCount = 16,
+        /// Whether the GPU shares physical memory with the host.
+        Integrated = 18,
+        /// PCI bus.
+        PciBusId = 33,
+        /// PCI device.
+        PciDeviceId = 34,
+        /// Unified addressing.
+        UnifiedAddressing = 41,
+        /// PCI domain.
+        PciDomainId = 50,
+        /// Compute capability, major.
+        ComputeCapabilityMajor = 75,
+        /// Compute capability, minor.
+        ComputeCapabilityMinor = 76,
+        /// The VMM calls.
+        VirtualMemoryManagementSupported = 102,
+        /// Export as POSIX descriptor.
+        HandleTypePosixFdSupported = 103,
+        /// `gpuDirectRDMACapable` on VMM memory.
+        GpuDirectRdmaWithVmmSupported = 110,
+        /// Stream-ordered pools.
+        MemoryPoolsSupported = 115,
+        /// GPUDirect RDMA at all.
+        GpuDirectRdmaSupported = 116,
+        /// dma-buf export.
+        DmaBufSupported = 124,
+        /// Events that other processes can open.
+        IpcEventSupported = 125,
+        /// Fabric handles (an attribute is not a promise: row D-C7).
+        HandleTypeFabricSupported = 128,
+        /// The host NUMA node next to the GPU.
+        HostNumaId = 134,
+        /// Host NUMA memory through the VMM calls.
+        HostNumaVmmSupported = 141,
+    }
+}
+
+numbered! {
+    /// A property of a pair of devices (`CUdevice_P2PAttribute`).
+    PeerAttribute {
+        /// Relative link performance; 0 is the fastest.
+        PerformanceRank = 1,
+        /// Whether access is supported.
+        AccessSupported = 2,
+        /// Native atomics over the link.
+        NativeAtomicSupported = 3,
+    }
 }
 
 /// Which driver stands behind the contract.
