@@ -4,7 +4,7 @@
 //! has a step of each, their states and what can go wrong. [`layout`] says where a token's keys and
 //! values lie: pure arithmetic.
 //!
-//! What the forms have in common: `memory`, the buffer and what is done when memory is short;
+//! What the forms have in common: `settings`, of which they are built; `memory`, the buffer and what is done when memory is short;
 //! `hands`, who changes it; `grower`, the thread that grows ahead; `shortage`, hooks that evict;
 //! `stats` and `room`, the figures.
 
@@ -18,6 +18,7 @@ pub mod layout;
 mod memory;
 mod paged;
 mod room;
+mod settings;
 mod shortage;
 mod stats;
 mod sync;

@@ -94,6 +94,24 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    pub(crate) fn new(
+        pool: Pool,
+        buffer: ElasticBuffer,
+        stream: Stream,
+        lending: Lending,
+    ) -> Memory {
+        Memory {
+            pool,
+            buffer,
+            stream,
+            lending,
+            hands: Hands::default(),
+            hooks: Hooks::default(),
+            bell: Arc::default(),
+            counts: Counts::default(),
+        }
+    }
+
     /// Memory that is there without pressing anybody, in bytes: to grow ahead of need is worth no
     /// eviction.
     pub(crate) fn room_bytes(&self) -> u64 {

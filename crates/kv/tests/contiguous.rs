@@ -5,7 +5,8 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{G, HOME, ORDERS, T, append, check, machine, one, read, shape, wait_for, write};
+use common::waiting::wait_for;
+use common::{G, HOME, ORDERS, T, append, check, machine, one, read, shape, write};
 use vmm_kv::{ContiguousCache, KvError, Order, Part, Sequence};
 use vmm_pool::{Cause, ElasticError, Error};
 

@@ -5,7 +5,8 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{G, ORDERS, T, append, check, one, read, wait_for, write};
+use common::waiting::wait_for;
+use common::{G, ORDERS, T, append, check, one, read, write};
 use vmm_pool::Cause;
 
 #[test]

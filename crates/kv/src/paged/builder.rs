@@ -3,20 +3,19 @@
 use std::sync::Arc;
 
 use vmm_pool::{Place, Pool};
+use vmm_sys::Call;
 use vmm_sys::caught::caught;
 use vmm_sys::object::Stream;
-use vmm_sys::{Call, ChunkProps, GranularityKind, HandleTypes, Location};
 
 use super::cache::PagedCache;
 use super::shared::Shared;
 use super::state::State;
 use super::zone::{Geometry, Zone};
 use crate::error::KvError;
-use crate::grower::{Bell, Grower};
-use crate::hands::Hands;
+use crate::grower::Grower;
 use crate::layout::{BlockLayout, KvShape};
-use crate::memory::{Counts, Lending, Memory, helper};
-use crate::shortage::Hooks;
+use crate::memory::{Lending, helper};
+use crate::settings::{Settings, refuse};
 
 /// Chunks that whole blocks fill are not made longer than that, in bytes: the length of a long chunk
 /// that still comes and goes quickly.
@@ -25,37 +24,21 @@ const FITTING_CHUNK_MAX_BYTES: u64 = 32 << 20;
 /// Settings of a paged cache; see [`PagedCache::builder`].
 #[derive(Clone, Debug)]
 pub struct PagedBuilder {
-    pool: Pool,
-    stream: Stream,
-    shape: KvShape,
+    common: Settings,
     block_tokens: u32,
     max_blocks: Option<u32>,
     host: Option<(Place, u32)>,
-    chunk_bytes: Option<u64>,
     ahead_blocks: u32,
-    keep_idle_bytes: u64,
-    lending: Lending,
-    tag: Option<String>,
-    quota_bytes: Option<u64>,
-    background: bool,
 }
 
 impl PagedBuilder {
     pub(super) fn new(pool: &Pool, stream: &Stream, shape: KvShape) -> PagedBuilder {
         PagedBuilder {
-            pool: pool.clone(),
-            stream: stream.clone(),
-            shape,
+            common: Settings::new(pool.clone(), stream.clone(), shape, 0),
             block_tokens: 16,
             max_blocks: None,
             host: None,
-            chunk_bytes: None,
             ahead_blocks: 64,
-            keep_idle_bytes: 0,
-            lending: Lending::Nobody,
-            tag: None,
-            quota_bytes: None,
-            background: true,
         }
     }
 
@@ -84,7 +67,7 @@ impl PagedBuilder {
     /// be there for one block, and packing gives less back. Default: the shortest such chunk, if
     /// that is no longer than 32 MiB; else the granularity.
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
-        self.chunk_bytes = Some(bytes);
+        self.common.chunk_bytes = Some(bytes);
         self
     }
 
@@ -97,32 +80,32 @@ impl PagedBuilder {
 
     /// How much memory without tokens is kept, in bytes, beside what is kept ahead. Default: none.
     pub fn keep_idle_bytes(mut self, bytes: u64) -> Self {
-        self.keep_idle_bytes = bytes;
+        self.common.keep_idle_bytes = bytes;
         self
     }
 
     /// Who lends what the device has not. Default: nobody.
     pub fn lenders(mut self, lending: Lending) -> Self {
-        self.lending = lending;
+        self.common.lending = lending;
         self
     }
 
     /// A label of the owner: [`Pool::sleep`] and the statistics know the buffer by it.
     pub fn tag(mut self, tag: &str) -> Self {
-        self.tag = Some(tag.to_owned());
+        self.common.tag = Some(tag.to_owned());
         self
     }
 
     /// What the cache may commit at most, in bytes, its blocks on the host included. Default: no limit.
     pub fn quota_bytes(mut self, bytes: u64) -> Self {
-        self.quota_bytes = Some(bytes);
+        self.common.quota_bytes = Some(bytes);
         self
     }
 
     /// Whether a thread of the cache grows ahead and gives back. Without it who appends or ends a sequence
     /// does that work. Default: true.
     pub fn background(mut self, on: bool) -> Self {
-        self.background = on;
+        self.common.background = on;
         self
     }
 
@@ -131,8 +114,8 @@ impl PagedBuilder {
     /// # Errors
     /// [`KvError::Layout`], [`KvError::BadSetting`]; the pool's.
     pub fn build(self) -> Result<PagedCache, KvError> {
-        let layout = BlockLayout::new(self.shape, self.block_tokens)?;
-        let chunk_bytes = self.chunk_length(&layout)?;
+        let layout = BlockLayout::new(self.common.shape, self.block_tokens)?;
+        let chunk_bytes = self.common.chunk_bytes_or(|| self.fitting_chunk_bytes(&layout))?;
         let max_blocks = self.block_count(&layout)?;
         let device = Geometry {
             first_block: 0,
@@ -143,62 +126,29 @@ impl PagedBuilder {
         };
         let host = self.host.map(|(_, blocks)| behind(&device, blocks)).transpose()?;
         let capacity_bytes = host.as_ref().unwrap_or(&device).bytes().end;
-        let mut buffer = self.pool.elastic(self.stream.device());
-        buffer = buffer.capacity_bytes(capacity_bytes).chunk_bytes(chunk_bytes);
-        if let Some(tag) = &self.tag {
-            buffer = buffer.tag(tag);
-        }
-        if let Some(bytes) = self.quota_bytes {
-            buffer = buffer.quota_bytes(bytes);
-        }
-        let bell = Arc::new(Bell::default());
-        let memory = Memory {
-            pool: self.pool.clone(),
-            buffer: buffer.build()?,
-            stream: self.stream,
-            lending: self.lending,
-            hands: Hands::default(),
-            hooks: Hooks::default(),
-            bell: bell.clone(),
-            counts: Counts::default(),
-        };
+        let memory = self.common.memory(capacity_bytes, chunk_bytes)?;
+        let bell = memory.bell.clone();
         let state = State::new(Zone::new(device), host.map(Zone::new));
         let mut shared = Shared::new(memory, layout, state);
         shared.host = self.host.map(|(place, _)| place);
         shared.ahead_blocks = self.ahead_blocks.into();
-        shared.keep_idle_bytes = self.keep_idle_bytes;
+        shared.keep_idle_bytes = self.common.keep_idle_bytes;
         let shared = Arc::new(shared);
-        let grower = self.background.then(|| Grower::start(shared.clone(), bell));
-        let hook = self.pool.on_shortage(helper(&shared));
+        let grower = self.common.background.then(|| Grower::start(shared.clone(), bell));
+        let hook = self.common.pool.on_shortage(helper(&shared));
         Ok(PagedCache::new(shared, grower, hook))
     }
 
-    fn chunk_length(&self, layout: &BlockLayout) -> Result<u64, KvError> {
-        if let Some(bytes) = self.chunk_bytes {
-            return match bytes {
-                0 => Err(refuse("chunk_bytes", 0, "a multiple of the granularity")),
-                _ => Ok(bytes),
-            };
+    /// The shortest chunks that whole blocks fill, unless they are long.
+    fn fitting_chunk_bytes(&self, layout: &BlockLayout) -> Result<u64, KvError> {
+        let mut granularity_bytes = self.common.granularity_bytes(self.common.home())?;
+        if let Some((place, _)) = self.host {
+            granularity_bytes = granularity_bytes.max(self.common.granularity_bytes(place)?);
         }
-        let place = self.host.map(|(place, _)| place);
-        let mut granularity = self.granularity(Place::Device(self.stream.device()))?;
-        if let Some(place) = place {
-            granularity = granularity.max(self.granularity(place)?);
-        }
-        let fitting = layout.block_bytes() / gcd(layout.block_bytes(), granularity);
-        let fitting = fitting.checked_mul(granularity);
-        Ok(fitting.filter(|bytes| *bytes <= FITTING_CHUNK_MAX_BYTES).unwrap_or(granularity))
-    }
-
-    fn granularity(&self, place: Place) -> Result<u64, KvError> {
-        let location = match place {
-            Place::Device(device) => Location::Device(device),
-            Place::HostNuma(node) => Location::HostNuma(node),
-        };
-        let props = ChunkProps { location, handle_types: HandleTypes::NONE, rdma: false };
-        Ok(caught(Call::MemGetAllocationGranularity, || {
-            self.pool.driver().granularity(&props, GranularityKind::Minimum)
-        })?)
+        let fitting = layout.block_bytes() / gcd(layout.block_bytes(), granularity_bytes);
+        let fitting_bytes = fitting.checked_mul(granularity_bytes);
+        let short_bytes = fitting_bytes.filter(|bytes| *bytes <= FITTING_CHUNK_MAX_BYTES);
+        Ok(short_bytes.unwrap_or(granularity_bytes))
     }
 
     fn block_count(&self, layout: &BlockLayout) -> Result<u32, KvError> {
@@ -206,7 +156,7 @@ impl PagedBuilder {
             Some(blocks) => blocks,
             None => {
                 let bytes = caught(Call::DeviceTotalMem, || {
-                    self.pool.driver().device_total_bytes(self.stream.device())
+                    self.common.pool.driver().device_total_bytes(self.common.stream.device())
                 })?;
                 u32::try_from(bytes / layout.block_bytes()).unwrap_or(u32::MAX)
             }
@@ -231,10 +181,6 @@ fn behind(device: &Geometry, blocks: u32) -> Result<Geometry, KvError> {
         }
         _ => Err(refuse("host_blocks", blocks, "at least 1, and 2^30 blocks in all")),
     }
-}
-
-fn refuse(setting: &'static str, value: impl ToString, expected: &str) -> KvError {
-    KvError::BadSetting { setting, value: value.to_string(), expected: expected.to_owned() }
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

@@ -6,6 +6,7 @@ use super::shared::{Shared, Side};
 use super::state::{State, new_version};
 use super::zone::Shift;
 use crate::error::KvError;
+use crate::settings::refuse;
 
 /// What a pass of packing did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,11 +64,8 @@ impl Shared {
     /// Moves the blocks of a table that no other has to the host. Returns the bytes.
     pub(super) fn park(&self, key: usize) -> Result<u64, KvError> {
         if self.host.is_none() {
-            return Err(KvError::BadSetting {
-                setting: "host_blocks",
-                value: "none".to_owned(),
-                expected: "blocks on the host, where parked sequences lie".to_owned(),
-            });
+            let expected = "blocks on the host, where parked sequences lie";
+            return Err(refuse("host_blocks", "none", expected));
         }
         // What is ahead of a sequence that does not grow is others' to have.
         self.state().forget_ahead(key);

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a failure ends the story")]
 
 pub(crate) mod rng;
+pub(crate) mod waiting;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use vmm_kv::{ContiguousBuilder, ContiguousCache, Dtype, KvShape, Order, Part, Sequence};
 use vmm_pool::{DeviceStats, Pool, PoolBuilder};
@@ -175,15 +175,6 @@ pub(crate) fn append(
 }
 
 pub(crate) const ORDERS: [Order; 2] = [Order::TokenMajor, Order::LayerMajor];
-
-/// Waits for what another thread is to do.
-pub(crate) fn wait_for(condition: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(20), "nothing happens");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// A held stream, let go at the latest when a failed story ends: else the pool's end would wait.
 pub(crate) struct Held<'a>(&'a Machine, HoldId);

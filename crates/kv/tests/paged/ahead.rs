@@ -1,20 +1,12 @@
 //! Sequences whose blocks come ahead of their tokens.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmm_kv::{BlockTables, KvError};
 
 use crate::harness::*;
-
-fn wait_for(condition: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(20), "nothing happens");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+use crate::waiting::wait_for;
 
 #[test]
 fn blocks_come_without_a_call_of_who_opens_and_are_kept_for_it() {

@@ -4,6 +4,8 @@
 mod harness;
 #[path = "../common/rng.rs"]
 mod rng;
+#[path = "../common/waiting.rs"]
+mod waiting;
 
 mod ahead;
 mod blocks;

@@ -1,7 +1,6 @@
 //! Memory ahead of need, and what happens when there is none.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmm_kv::{KvError, Lending, PagedSequence};
@@ -9,14 +8,7 @@ use vmm_pool::Place;
 use vmm_sys::DeviceId;
 
 use crate::harness::*;
-
-fn wait_for(condition: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(20), "nothing happens");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
+use crate::waiting::wait_for;
 
 #[test]
 fn the_thread_grows_ahead_and_gives_back_and_callers_make_no_driver_call() {
