@@ -1,12 +1,10 @@
 //! Who is asked for room when memory is short: hooks of the caller, which evict.
 
-use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use vmm_sys::DeviceId;
 use vmm_sys::caught::thrown;
-
-use crate::sync::Mutex;
+use vmm_sys::registry::{Registered, Registry};
 
 /// A shortage that idle memory of the cache did not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,49 +18,18 @@ pub struct KvShortage {
     pub is_own: bool,
 }
 
-type Hook = Arc<dyn Fn(&KvShortage) -> bool + Send + Sync>;
+type Hook = dyn Fn(&KvShortage) -> bool + Send + Sync;
 
 /// The hooks of a cache.
-#[derive(Default)]
-pub(crate) struct Hooks(Arc<Mutex<List>>);
-
-#[derive(Default)]
-struct List {
-    hooks: Vec<(u64, Hook)>,
-    last_number: u64,
-}
-
-impl fmt::Debug for Hooks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hooks({})", self.0.lock().hooks.len())
-    }
-}
+#[derive(Debug, Default)]
+pub(crate) struct Hooks(Registry<Hook>);
 
 /// Keeps a hook for short memory registered; dropping it ends that. A call that has begun in another
 /// thread is not waited for.
 #[must_use = "dropping it unregisters the hook"]
+#[derive(Debug)]
 pub struct EvictionHook {
-    list: Weak<Mutex<List>>,
-    number: u64,
-}
-
-impl fmt::Debug for EvictionHook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EvictionHook({})", self.number)
-    }
-}
-
-impl Drop for EvictionHook {
-    fn drop(&mut self) {
-        let alive = self.list.upgrade().filter(|_| !vmm_sys::process::is_forked_child());
-        let Some(list) = alive else { return };
-        let mut list = list.lock();
-        let at = list.hooks.iter().position(|(number, _)| *number == self.number);
-        let hook = at.map(|at| list.hooks.remove(at));
-        drop(list);
-        // What the hook holds, sequences for example, may do anything when it is dropped.
-        drop(hook);
-    }
+    _registered: Registered<Hook>,
 }
 
 impl Hooks {
@@ -70,18 +37,13 @@ impl Hooks {
         &self,
         hook: impl Fn(&KvShortage) -> bool + Send + Sync + 'static,
     ) -> EvictionHook {
-        let mut list = self.0.lock();
-        list.last_number += 1;
-        let number = list.last_number;
-        list.hooks.push((number, Arc::new(hook)));
-        EvictionHook { list: Arc::downgrade(&self.0), number }
+        EvictionHook { _registered: self.0.register(Arc::new(hook)) }
     }
 
     /// Asks each, the oldest first, until one says that something was freed. No lock is held
     /// meanwhile. One that panics has freed nothing.
     pub(crate) fn ask(&self, shortage: &KvShortage) -> bool {
-        let hooks = self.0.lock().hooks.clone();
-        hooks.iter().any(|(_, hook)| {
+        self.0.all().iter().any(|hook| {
             thrown(|| hook(shortage)).unwrap_or_else(|_| {
                 vmm_sys::say!(warn, ?shortage, "a hook for short memory panicked");
                 false

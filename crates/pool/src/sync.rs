@@ -12,25 +12,8 @@ pub(crate) use std::{sync::atomic, thread, thread_local};
 
 #[cfg(shuttle)]
 pub(crate) use vmm_sys::sync::{
-    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, atomic, lazy_static, thread, thread_local,
+    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, atomic, thread, thread_local,
 };
 
-/// A value of the whole process. In a proof each execution has one of its own, so that every
-/// execution starts from the same state.
-#[cfg(not(shuttle))]
-macro_rules! global {
-    ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
-        $(#[$attribute])*
-        static $name: $type = $value;
-    };
-}
-#[cfg(shuttle)]
-macro_rules! global {
-    ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
-        $crate::sync::lazy_static! {
-            $(#[$attribute])*
-            static ref $name: $type = $value;
-        }
-    };
-}
-pub(crate) use global;
+/// A value of the whole process. In a proof each execution has one of its own.
+pub(crate) use vmm_sys::global;

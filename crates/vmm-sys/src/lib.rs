@@ -17,6 +17,7 @@ pub mod driver;
 pub mod error;
 pub mod object;
 pub mod process;
+pub mod registry;
 pub mod sim;
 #[cfg(not(shuttle))]
 mod sync;

@@ -24,6 +24,8 @@ pub(crate) use std::{thread, thread_local};
 /// A value of the whole process. In a proof each execution has one of its own, so that every
 /// execution starts from the same state.
 #[cfg(not(shuttle))]
+#[macro_export]
+#[doc(hidden)]
 macro_rules! global {
     ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
         $(#[$attribute])*
@@ -31,6 +33,8 @@ macro_rules! global {
     };
 }
 #[cfg(shuttle)]
+#[macro_export]
+#[doc(hidden)]
 macro_rules! global {
     ($(#[$attribute:meta])* static $name:ident: $type:ty = $value:expr;) => {
         $crate::sync::lazy_static! {

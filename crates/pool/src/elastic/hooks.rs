@@ -5,13 +5,10 @@
 //! Hooks run in the thread that changes the memory, with no lock held: they may ask the buffer and
 //! the pool anything and allocate, but not change the same buffer's memory.
 
-use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use vmm_sys::caught::thrown;
-use vmm_sys::process;
-
-use crate::sync::Mutex;
+use vmm_sys::registry::{Registered, Registry};
 
 /// What happens to the memory behind a buffer's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,68 +60,28 @@ pub struct BackingChange {
     pub generation: u64,
 }
 
-type Hook = Arc<dyn Fn(&BackingChange) + Send + Sync>;
+type Hook = dyn Fn(&BackingChange) + Send + Sync;
 
 /// The hooks of a buffer.
-#[derive(Default)]
-pub(crate) struct Hooks(Arc<Mutex<List>>);
-
-#[derive(Default)]
-struct List {
-    hooks: Vec<(u64, Hook)>,
-    last_number: u64,
-}
-
-impl fmt::Debug for Hooks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hooks({})", self.0.lock().hooks.len())
-    }
-}
+#[derive(Debug, Default)]
+pub(crate) struct Hooks(Registry<Hook>);
 
 /// Keeps a hook registered; dropping it ends that. A call that has begun in another thread is not
 /// waited for.
 #[must_use = "dropping it unregisters the hook"]
+#[derive(Debug)]
 pub struct BackingHook {
-    list: Weak<Mutex<List>>,
-    number: u64,
-}
-
-impl fmt::Debug for BackingHook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BackingHook({})", self.number)
-    }
-}
-
-impl Drop for BackingHook {
-    fn drop(&mut self) {
-        let alive = self.list.upgrade().filter(|_| !process::is_forked_child());
-        let Some(list) = alive else { return };
-        let mut list = list.lock();
-        let at = list.hooks.iter().position(|(number, _)| *number == self.number);
-        let hook = at.map(|at| list.hooks.remove(at));
-        drop(list);
-        // What the hook holds may do anything when it is dropped.
-        drop(hook);
-    }
+    _registered: Registered<Hook>,
 }
 
 impl Hooks {
     pub(crate) fn add(&self, hook: impl Fn(&BackingChange) + Send + Sync + 'static) -> BackingHook {
-        if process::is_forked_child() {
-            // Nothing changes any more that it could be told.
-            return BackingHook { list: Weak::new(), number: 0 };
-        }
-        let mut list = self.0.lock();
-        list.last_number += 1;
-        let number = list.last_number;
-        list.hooks.push((number, Arc::new(hook)));
-        BackingHook { list: Arc::downgrade(&self.0), number }
+        BackingHook { _registered: self.0.register(Arc::new(hook)) }
     }
 
     /// Calls each hook, the oldest first. One that panics does no harm to the others.
     pub(crate) fn call(&self, change: &BackingChange) {
-        let hooks = self.0.lock().hooks.clone();
-        for (_, hook) in hooks {
+        for hook in self.0.all() {
             if thrown(|| hook(change)).is_err() {
                 vmm_sys::say!(warn, ?change, "a hook for changed backing panicked");
             }
