@@ -26,16 +26,19 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The tour on a simulated machine; whether it went well, and what was told.
-fn on(sim: &Arc<Sim>, devices: u32) -> (bool, Vec<Telling>) {
-    let devices = (0..devices).map(DeviceId).collect();
-    let plan = Plan {
+fn plan(sim: &Arc<Sim>, devices: u32) -> Plan {
+    Plan {
         driver: sim.clone(),
         sim: Some(sim.clone()),
-        devices,
+        devices: (0..devices).map(DeviceId).collect(),
         bytes: 8 * MIB,
         program: program(),
-    };
+    }
+}
+
+/// The tour on a simulated machine; whether it went well, and what was told.
+fn on(sim: &Arc<Sim>, devices: u32) -> (bool, Vec<Telling>) {
+    let plan = plan(sim, devices);
     let mut told = Vec::new();
     let well = tour(&plan, &mut |telling| told.push(telling.clone()));
     (well, told)
@@ -168,14 +171,7 @@ fn a_second_process_maps_what_is_shared_and_one_that_fails_is_told() {
 fn a_single_wrong_byte_is_found() {
     for offset in [0, 3 * MIB + 77, 8 * MIB - 1] {
         let sim = machine(|sim| sim);
-        let devices = vec![DeviceId(0), DeviceId(1)];
-        let plan = Plan {
-            driver: sim.clone(),
-            sim: Some(sim.clone()),
-            devices,
-            bytes: 8 * MIB,
-            program: program(),
-        };
+        let plan = plan(&sim, 2);
         let (mut told, mut address) = (Vec::new(), 0);
         let well = tour(&plan, &mut |telling: &Telling| {
             if let Some((_, text)) = telling.text.split_once("addresses at 0x") {

@@ -8,8 +8,7 @@ mod fake;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-use fake::Fake;
-use vmm_sys::cuda::Cuda;
+use fake::{Fake, mapped};
 use vmm_sys::topology::Topology;
 use vmm_sys::{
     Access, AccessGrant, Call, ChunkProps, DeviceAttribute, DeviceId, Driver, DriverError,
@@ -19,16 +18,6 @@ use vmm_sys::{
 const G: u64 = 2 << 20;
 const ZERO: DeviceId = DeviceId(0);
 const ONE: DeviceId = DeviceId(1);
-
-/// Reserved, created, mapped and granted to device 0: an address of `bytes` usable bytes.
-fn mapped(cuda: &Cuda, bytes: u64) -> u64 {
-    let address = cuda.address_reserve(bytes, 0, 0).unwrap();
-    let chunk = cuda.create(bytes, &ChunkProps::on_device(ZERO)).unwrap();
-    // SAFETY: the chunk was made just now.
-    unsafe { cuda.map(address, bytes, 0, chunk) }.unwrap();
-    cuda.set_access(address, bytes, &[AccessGrant::read_write(ZERO)]).unwrap();
-    address
-}
 
 #[test]
 fn questions_about_the_machine_need_no_context() {

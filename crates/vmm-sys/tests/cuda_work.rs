@@ -8,26 +8,15 @@ mod fake;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use fake::Fake;
-use vmm_sys::cuda::Cuda;
+use fake::{Fake, mapped};
 use vmm_sys::{
-    AccessGrant, CaptureMode, CaptureStatus, ChunkProps, DeviceId, Driver, IpcEventHandle,
-    ProbeKernel, ResultCode, StreamHandle, StreamId, Transfer,
+    CaptureMode, CaptureStatus, DeviceId, Driver, IpcEventHandle, ProbeKernel, ResultCode,
+    StreamHandle, StreamId, Transfer,
 };
 
 const G: u64 = 2 << 20;
 const ZERO: DeviceId = DeviceId(0);
 const ONE: DeviceId = DeviceId(1);
-
-/// Reserved, created, mapped and granted to device 0: an address of `bytes` usable bytes.
-fn mapped(cuda: &Cuda, bytes: u64) -> u64 {
-    let address = cuda.address_reserve(bytes, 0, 0).unwrap();
-    let chunk = cuda.create(bytes, &ChunkProps::on_device(ZERO)).unwrap();
-    // SAFETY: the chunk was made just now.
-    unsafe { cuda.map(address, bytes, 0, chunk) }.unwrap();
-    cuda.set_access(address, bytes, &[AccessGrant::read_write(ZERO)]).unwrap();
-    address
-}
 
 #[test]
 fn copies_move_the_bytes_in_the_context_that_is_named() {

@@ -30,11 +30,7 @@ impl Sim {
     ) -> DriverResult<()> {
         self.call(Call::MemSetAccess, |state| {
             state.check_grants(grants)?;
-            if !state.space.covers(address, bytes) {
-                return Err(Refused::invalid_value(format_args!(
-                    "{address:#x} and {bytes} bytes are not all reserved"
-                )));
-            }
+            state.all_reserved(address, bytes)?;
             let starts = state.whole_regions(address, bytes)?;
             // A hole at an end is refused. With one between two mappings the answer is OK, and what
             // lies behind the first hole got nothing (rows D-A9 and D-N10).

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use super::answer::{Answer, Refused};
 use super::builder::DEVICES_MAX;
 use super::state::State;
 use crate::types::{Access, ChunkHandle, DeviceId, Location};
@@ -144,6 +145,16 @@ impl State {
     pub(super) fn region_at(&self, address: u64) -> Option<(u64, &Region)> {
         let (&start, region) = self.regions.range(..=address).next_back()?;
         (address - start < region.bytes).then_some((start, region))
+    }
+
+    /// Refuses addresses of which one is not reserved.
+    pub(super) fn all_reserved(&self, address: u64, bytes: u64) -> Answer<()> {
+        match self.space.covers(address, bytes) {
+            true => Ok(()),
+            false => Err(Refused::invalid_value(format_args!(
+                "{address:#x} and {bytes} bytes are not all reserved"
+            ))),
+        }
     }
 
     /// Whether any region overlaps the addresses.

@@ -187,11 +187,7 @@ impl Sim {
                     granularity,
                 )));
             }
-            if !state.space.covers(address, bytes) {
-                return Err(Refused::invalid_value(format_args!(
-                    "{address:#x} and {bytes} bytes are not all reserved"
-                )));
-            }
+            state.all_reserved(address, bytes)?;
             if state.any_region_in(address, bytes) {
                 return Err(Refused::invalid_value(format_args!(
                     "{address:#x} and {bytes} bytes are not all unmapped"
@@ -222,11 +218,7 @@ impl Sim {
                     granularity,
                 )));
             }
-            if !state.space.covers(address, bytes) {
-                return Err(Refused::invalid_value(format_args!(
-                    "{address:#x} and {bytes} bytes are not all reserved"
-                )));
-            }
+            state.all_reserved(address, bytes)?;
             // Holes are fine (row D-U2), halves are not (row D-U1).
             let starts = state.whole_regions(address, bytes)?;
             let mut cost = 0;

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use libloading::Library;
 use vmm_sys::cuda::Cuda;
+use vmm_sys::{AccessGrant, ChunkProps, DeviceId, Driver};
 
 static SKIPPED: AtomicU32 = AtomicU32::new(0);
 
@@ -121,4 +122,15 @@ impl Drop for Fake {
         // Loaded libraries stay usable without their file.
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+/// Reserved, created, mapped and granted to device 0: an address of `bytes` usable bytes.
+pub(crate) fn mapped(cuda: &Cuda, bytes: u64) -> u64 {
+    const HOME: DeviceId = DeviceId(0);
+    let address = cuda.address_reserve(bytes, 0, 0).unwrap();
+    let chunk = cuda.create(bytes, &ChunkProps::on_device(HOME)).unwrap();
+    // SAFETY: the chunk was made just now.
+    unsafe { cuda.map(address, bytes, 0, chunk) }.unwrap();
+    cuda.set_access(address, bytes, &[AccessGrant::read_write(HOME)]).unwrap();
+    address
 }

@@ -196,16 +196,17 @@ impl Scratch<'_> {
     // ---- streams and events ----
 
     pub(crate) fn stream(&self, device: DeviceId) -> DriverResult<StreamHandle> {
-        let stream = self.driver().stream_create(device)?;
-        self.made.lock().streams.push((device, stream));
-        Ok(stream)
+        Ok(self.note_stream(device, self.driver().stream_create(device)?))
     }
 
     /// A stream that is ordered with the legacy stream.
     pub(crate) fn blocking_stream(&self, device: DeviceId) -> DriverResult<StreamHandle> {
-        let stream = self.driver().stream_create_blocking(device)?;
+        Ok(self.note_stream(device, self.driver().stream_create_blocking(device)?))
+    }
+
+    fn note_stream(&self, device: DeviceId, stream: StreamHandle) -> StreamHandle {
         self.made.lock().streams.push((device, stream));
-        Ok(stream)
+        stream
     }
 
     pub(crate) fn destroy_stream(
@@ -242,16 +243,12 @@ impl Scratch<'_> {
     }
 
     pub(crate) fn event(&self, device: DeviceId) -> DriverResult<EventHandle> {
-        let event = self.driver().event_create(device)?;
-        self.made.lock().events.push((device, event));
-        Ok(event)
+        Ok(self.note_event(device, self.driver().event_create(device)?))
     }
 
     /// An event that other processes can open.
     pub(crate) fn interprocess_event(&self, device: DeviceId) -> DriverResult<EventHandle> {
-        let event = self.driver().event_create_interprocess(device)?;
-        self.made.lock().events.push((device, event));
-        Ok(event)
+        Ok(self.note_event(device, self.driver().event_create_interprocess(device)?))
     }
 
     /// An event of another process, which lives until this row, or order, ends.
@@ -260,9 +257,12 @@ impl Scratch<'_> {
         device: DeviceId,
         handle: &IpcEventHandle,
     ) -> DriverResult<EventHandle> {
-        let event = self.driver().ipc_event_open(device, handle)?;
+        Ok(self.note_event(device, self.driver().ipc_event_open(device, handle)?))
+    }
+
+    fn note_event(&self, device: DeviceId, event: EventHandle) -> EventHandle {
         self.made.lock().events.push((device, event));
-        Ok(event)
+        event
     }
 
     pub(crate) fn event_handle(
