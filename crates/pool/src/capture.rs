@@ -257,7 +257,8 @@ impl Scope {
     }
 
     fn end(&self) {
-        for lane in self.joined.lock().take().into_iter().flatten() {
+        let joined = self.joined.lock().take();
+        for lane in joined.into_iter().flatten() {
             undivert(lane);
         }
         let mut open = OPEN.write();

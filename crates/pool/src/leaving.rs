@@ -16,7 +16,7 @@ use crate::lane::{Asker, Gate, Pending, Wait, Waited};
 use crate::obstacle;
 use crate::stranded;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, across_calls};
 use crate::turn::Turn;
 
 /// One mapping on its way.
@@ -40,7 +40,7 @@ pub(crate) struct Returned {
 }
 
 /// The mappings of a place's chunks that belong to nobody.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Leaving {
     /// By address: a buffer that grows again looks for each of its slots.
     entries: Mutex<BTreeMap<u64, Entry>>,
@@ -48,6 +48,13 @@ pub(crate) struct Leaving {
     count: AtomicUsize,
     /// Held while entries are in a sweep's hands: whoever waits for memory must not miss them.
     sweep: Mutex<()>,
+}
+
+impl Default for Leaving {
+    fn default() -> Leaving {
+        let (entries, count) = (Mutex::default(), AtomicUsize::new(0));
+        Leaving { entries, count, sweep: across_calls(()) }
+    }
 }
 
 impl Leaving {

@@ -17,7 +17,7 @@ use crate::elastic::error::{ElasticError, PeerFault};
 use crate::error::Error;
 use crate::out_of_memory::{Asked, OutOfMemory};
 use crate::places::Places;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, across_calls};
 use crate::turn::Turn;
 
 /// Bytes that are written by the owner and read by its peer.
@@ -27,11 +27,17 @@ const PATTERN_BYTES: usize = 4096;
 const SAMPLES_MAX: u32 = 8;
 
 /// The pairs that somebody named.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Peers {
     state: Mutex<State>,
     /// Held while a pair is tried, so that each is tried once. Nothing else waits for it.
     trying: Mutex<()>,
+}
+
+impl Default for Peers {
+    fn default() -> Peers {
+        Peers { state: Mutex::default(), trying: across_calls(()) }
+    }
 }
 
 #[derive(Debug, Default)]

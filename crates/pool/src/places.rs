@@ -23,8 +23,8 @@ use crate::mover::Mover;
 use crate::out_of_memory::{Asked, OutOfMemory, device_memory};
 use crate::peers::Peers;
 use crate::place::Place;
-use crate::sync::Mutex;
 use crate::sync::atomic::AtomicU64;
+use crate::sync::{Mutex, across_calls};
 use crate::turn::Turn;
 
 /// What a pool's devices share.
@@ -87,7 +87,7 @@ impl Places {
             peers: Peers::default(),
             devices,
             hosts,
-            policy_change: Mutex::new(()),
+            policy_change: across_calls(()),
             bodies: Mutex::new(Vec::new()),
             signal: Arc::default(),
             copiers: Copiers::default(),

@@ -13,10 +13,10 @@ use std::time::Duration;
 #[cfg(not(shuttle))]
 use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Mutex, MutexGuard, global, thread};
+use crate::sync::{Mutex, MutexGuard, across_calls, global, thread};
 
 global! {
-    static TURN: Mutex<()> = Mutex::new(());
+    static TURN: Mutex<()> = across_calls(());
 }
 global! {
     static REQUESTERS: AtomicUsize = AtomicUsize::new(0);

@@ -19,9 +19,7 @@ pub mod object;
 pub mod process;
 pub mod registry;
 pub mod sim;
-#[cfg(not(shuttle))]
-mod sync;
-#[cfg(shuttle)]
+#[doc(hidden)] // for the crates of this workspace
 pub mod sync;
 pub mod topology;
 pub mod types;

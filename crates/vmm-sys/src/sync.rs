@@ -5,9 +5,13 @@
 //! are those of a scheduler that tries interleavings and can repeat each by its seed: see
 //! `tests/proofs.sh`. Whatever two threads of a proof touch has to come from here: a lock that the
 //! scheduler does not know would stop all of its threads.
+//!
+//! With debug assertions the locks of the pool and of the caches watch their order ([`watched`]).
 
 #[cfg(shuttle)]
 mod scheduled;
+#[cfg(not(shuttle))]
+pub mod watched;
 
 #[cfg(shuttle)]
 pub use scheduled::{

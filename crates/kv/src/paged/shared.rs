@@ -13,7 +13,7 @@ use crate::hands::Held;
 use crate::layout::BlockLayout;
 use crate::memory::{Form, Memory, Need, count, is_shortage};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, across_calls};
 
 /// What the handles of a cache share.
 pub(super) struct Shared {
@@ -65,7 +65,7 @@ impl Shared {
             keep_idle_bytes: 0,
             discouraged: AtomicBool::new(false),
             state: Mutex::new(state),
-            motion: Mutex::new(()),
+            motion: across_calls(()),
         }
     }
 

@@ -101,7 +101,8 @@ impl Ahead {
 
     /// The buffer ends: nobody does what was asked for.
     pub(crate) fn end(&self) {
-        if let Some(request) = self.0.lock().take() {
+        let waiting = self.0.lock().take();
+        if let Some(request) = waiting {
             request.become_(AheadState::Failed(ElasticError::Ended.into()));
         }
     }

@@ -231,7 +231,9 @@ impl Uses {
         let numbers: Vec<u64> = before.iter().map(|(number, _)| *number).collect();
         retain_pending(device, &mut before, |(_, gate)| gate);
         let pending = |number: &u64| before.iter().any(|(it, _)| it == number);
-        self.state().before.retain(|(it, _)| !numbers.contains(it) || pending(it));
+        let passed = |(it, _): &mut (u64, Gate)| numbers.contains(it) && !pending(it);
+        let passed: Vec<_> = self.state().before.extract_if(.., passed).collect();
+        drop(passed); // may destroy an event: not under the lock
         if before.is_empty() {
             return Ok(());
         }

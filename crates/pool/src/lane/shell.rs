@@ -17,7 +17,7 @@ use crate::idle::Seen;
 use crate::lanes::LaneRef;
 use crate::region::Region;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Mutex, global};
+use crate::sync::{Class, Mutex, global};
 use crate::trace::{LaneTrace, Recorder};
 
 /// The shell of a lane, padded so that no two lanes share a cache line.
@@ -41,6 +41,9 @@ global! {
     static NEXT_LANE: AtomicU64 = AtomicU64::new(1);
 }
 
+/// All of them: a thread that takes several does so under the lock of their list.
+const LANE_LOCKS: Class = Class::here();
+
 impl LaneCell {
     /// A shell without a lane; the directory makes them.
     pub(crate) fn vacant(number: u32) -> LaneCell {
@@ -57,13 +60,15 @@ impl LaneCell {
     }
 
     pub(crate) fn lock(&'static self) -> LaneGuard {
-        LaneGuard::new(self, self.state.lock())
+        let taken = LANE_LOCKS.taken();
+        LaneGuard::new(self, self.state.lock(), taken)
     }
 
     /// Does `work` under the lock. What throws in there leaves a wreck; that it may costs nothing until
     /// then.
     #[inline(always)]
     pub(crate) fn with<R>(&'static self, work: impl FnOnce(&mut Option<LaneState>) -> R) -> R {
+        let _held = LANE_LOCKS.taken();
         let mut guard = self.state.lock();
         let watch = OnUnwind { cell: self, state: &mut guard };
         let answer = work(&mut *watch.state);

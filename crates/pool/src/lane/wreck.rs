@@ -17,8 +17,8 @@ use crate::device::Device;
 use crate::directory;
 use crate::error::Error;
 use crate::region::Region;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Held as Taken, Mutex};
 
 /// What the shell of a broken lane knows.
 #[derive(Debug)]
@@ -67,7 +67,9 @@ impl Wrecks {
     /// The end of the device: gives what nobody holds to `leave`, with its gates. What somebody may still
     /// hold stays where it is.
     pub(crate) fn end(&self, mut leave: impl FnMut(Vec<Mapping>, Vec<Gate>)) {
-        for (wreck, mut held) in std::mem::take(&mut *self.0.lock()) {
+        // Under no lock: what leaves takes others.
+        let all = std::mem::take(&mut *self.0.lock());
+        for (wreck, mut held) in all {
             let buffers = wreck.buffers.load(Ordering::Acquire);
             if buffers > 0 {
                 let broken = &wreck.broken;
@@ -92,14 +94,16 @@ pub(crate) struct LaneGuard {
     state: vmm_lock::Guard<'static, Option<LaneState>>,
     since: Since,
     is_changed: bool,
+    _taken: Taken,
 }
 
 impl LaneGuard {
     pub(super) fn new(
         cell: &'static LaneCell,
         state: vmm_lock::Guard<'static, Option<LaneState>>,
+        taken: Taken,
     ) -> LaneGuard {
-        LaneGuard { cell, state, since: Since::now(), is_changed: false }
+        LaneGuard { cell, state, since: Since::now(), is_changed: false, _taken: taken }
     }
 }
 

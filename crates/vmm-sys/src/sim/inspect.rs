@@ -169,6 +169,11 @@ impl Sim {
         let mut state = self.state.lock();
         self.pump(&mut state);
         let leaks = state.leaks();
+        #[cfg(all(debug_assertions, not(shuttle)))]
+        match &*crate::sync::watched::faults() {
+            [] => {}
+            faults => return Err(format!("locks of this process: {}", faults.join("; "))),
+        }
         if leaks.is_empty() { Ok(()) } else { Err(format!("not given back:\n{leaks}")) }
     }
 

@@ -171,6 +171,8 @@ impl Sim {
                 .because("a host function must make no driver call");
             return Err(refused.into_error(call, device));
         }
+        #[cfg(all(debug_assertions, not(shuttle)))]
+        crate::sync::watched::at_the_driver(call);
         // What it takes to simulate the call, for whoever measures host time around calls.
         let _host_time = self.ledger.stopwatch();
         let mut state = self.state.lock();
