@@ -310,6 +310,7 @@ fn ended_lanes(lanes: &Lanes) -> Vec<LaneRef> {
 impl Drop for PoolInner {
     fn drop(&mut self) {
         if vmm_sys::process::is_forked_child() {
+            vmm_sys::process::keep_in_forked_child(&self.places);
             return;
         }
         self.places.mover.end();

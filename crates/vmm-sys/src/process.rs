@@ -4,8 +4,8 @@
 //! Two flags set by hooks that are installed once, so that asking costs a relaxed load and never a
 //! `getpid`.
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 static FORKED: AtomicBool = AtomicBool::new(false);
 static EXITING: AtomicBool = AtomicBool::new(false);
@@ -36,6 +36,15 @@ pub(crate) fn install_hooks() {
 #[inline]
 pub fn is_forked_child() -> bool {
     FORKED.load(Ordering::Relaxed)
+}
+
+/// In a forked child: keeps what a handle that is dropped there would take apart. Another thread may have
+/// been in the middle of a change of it when the process forked. Elsewhere it does nothing.
+#[inline]
+pub fn keep_in_forked_child<T>(shared: &Arc<T>) {
+    if is_forked_child() {
+        std::mem::forget(shared.clone());
+    }
 }
 
 /// Whether `exit` has begun.

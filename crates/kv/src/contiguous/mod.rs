@@ -68,6 +68,12 @@ struct Handle {
     core: Arc<Core>,
 }
 
+impl Drop for Handle {
+    fn drop(&mut self) {
+        vmm_sys::process::keep_in_forked_child(&self.core);
+    }
+}
+
 /// A cache whose sequences lie at addresses in a row. Clones share it.
 ///
 /// It is one elastic buffer of the pool, and belongs to one stream: memory that a sequence leaves is

@@ -3,7 +3,7 @@
 use crate::error::check_process;
 use std::fmt;
 use std::sync::Arc;
-use vmm_sys::process::is_forked_child;
+use vmm_sys::process::{is_forked_child, keep_in_forked_child};
 
 use vmm_pool::{ElasticBuffer, Pool, ShortageHook, Use};
 use vmm_sys::object::Stream;
@@ -31,6 +31,12 @@ pub struct PagedCache {
     pub(super) shared: Arc<Shared>,
     /// Held for its `Drop`.
     _ends: Arc<Ends>,
+}
+
+impl Drop for PagedCache {
+    fn drop(&mut self) {
+        keep_in_forked_child(&self.shared);
+    }
 }
 
 /// What ends with the last handle.

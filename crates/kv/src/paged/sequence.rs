@@ -3,7 +3,7 @@
 use crate::error::check_process;
 use std::fmt;
 use std::sync::Arc;
-use vmm_sys::process::is_forked_child;
+use vmm_sys::process::{is_forked_child, keep_in_forked_child};
 
 use super::shared::Shared;
 use crate::error::KvError;
@@ -252,6 +252,7 @@ impl PagedSequence {
 impl Drop for PagedSequence {
     fn drop(&mut self) {
         if is_forked_child() {
+            keep_in_forked_child(&self.shared);
             return;
         }
         let mut state = self.shared.state();

@@ -284,6 +284,7 @@ impl Deref for Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
+        vmm_sys::process::keep_in_forked_child(&self.0);
         if self.0.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.end();
         }
