@@ -1,0 +1,137 @@
+//! Caches, and memory that is shared, end in every order: nothing panics, and the machine is clean afterwards. Lanes
+//! and devices: `tests/src/stories/drops.rs`; elastic buffers and captures: `crates/pool/tests/lifecycle/drops.rs`.
+
+#![allow(clippy::unwrap_used, reason = "a failure ends the story")]
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vmm_kv::{ContiguousCache, Dtype, KvShape, PagedCache};
+use vmm_pool::Pool;
+use vmm_share::{Address, Exporter, Importer, ImporterOptions, Offered};
+use vmm_sys::object::{Stream, retry_failed_drops};
+use vmm_sys::sim::Sim;
+use vmm_sys::{Access, DeviceId, Driver};
+
+const HOME: DeviceId = DeviceId(0);
+const CHUNK_BYTES: u64 = 2 << 20;
+
+type Thing = Box<dyn Any>;
+
+/// Every order of `count` things.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    (0..count).fold(vec![vec![]], |orders, next| {
+        let longer = |order: &Vec<usize>, at| {
+            let mut order = order.clone();
+            order.insert(at, next);
+            order
+        };
+        orders.iter().flat_map(|order| (0..=next).map(|at| longer(order, at))).collect()
+    })
+}
+
+/// Drops what `make` makes in every order, every seventh time while the thread unwinds.
+fn in_every_order<const N: usize>(make: impl Fn() -> (Vec<Arc<Sim>>, [Thing; N])) {
+    for (nth, order) in orders(N).into_iter().enumerate() {
+        let (machines, things) = make();
+        let unwinding = nth % 7 == 6;
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            let mut things = things.map(Some);
+            let in_order: Vec<_> = order.iter().map(|at| things[*at].take()).collect();
+            if unwinding {
+                let _dropped_in_this_order = in_order;
+                resume_unwind(Box::new("as the test wants it"));
+            }
+            in_order.into_iter().for_each(drop);
+        }));
+        assert_eq!(ended.is_err(), unwinding, "{order:?}");
+        for sim in machines {
+            let driver: Arc<dyn Driver> = sim.clone();
+            assert_eq!(retry_failed_drops(&driver), 0, "{order:?}");
+            sim.check_clean().unwrap_or_else(|left| panic!("{order:?}: {left}"));
+        }
+    }
+}
+
+fn pool() -> (Arc<Sim>, Pool, Stream) {
+    let sim = Sim::builder().build();
+    let driver: Arc<dyn Driver> = sim.clone();
+    let pool = Pool::builder(driver.clone()).host_memory(0, 1 << 30, 0).build().unwrap();
+    let stream = Stream::create(&driver, HOME).unwrap();
+    (sim, pool, stream)
+}
+
+fn shape() -> KvShape {
+    KvShape::new(2, 2, 128, Dtype::F16).unwrap()
+}
+
+#[test]
+fn paged_caches_and_their_sequences_end_in_every_order() {
+    in_every_order(|| {
+        let (sim, pool, stream) = pool();
+        let cache = PagedCache::builder(&pool, &stream, shape()).block_tokens(16);
+        let cache = cache.max_blocks(256).ahead_blocks(16).build().unwrap();
+        let mut sequence = cache.open(100).unwrap();
+        let fork = sequence.fork().unwrap();
+        let guard = cache.use_now().unwrap();
+        let hook = cache.on_shortage(|_| false);
+        let things: [Thing; 5] = [
+            Box::new((pool, stream)),
+            Box::new(cache),
+            Box::new(sequence),
+            Box::new(fork),
+            Box::new((guard, hook)),
+        ];
+        (vec![sim], things)
+    });
+}
+
+#[test]
+fn contiguous_caches_and_their_sequences_end_in_every_order() {
+    in_every_order(|| {
+        let (sim, pool, stream) = pool();
+        let cache = ContiguousCache::builder(&pool, &stream, shape()).max_tokens(4096);
+        let cache = cache.max_sequences(8).ahead_tokens(64).build().unwrap();
+        let mut sequence = cache.open(100).unwrap();
+        let fork = sequence.fork().unwrap();
+        let guard = cache.use_now().unwrap();
+        let hook = cache.on_shortage(|_| false);
+        let things: [Thing; 5] = [
+            Box::new((pool, stream)),
+            Box::new(cache),
+            Box::new(sequence),
+            Box::new(fork),
+            Box::new((guard, hook)),
+        ];
+        (vec![sim], things)
+    });
+}
+
+#[test]
+fn shared_memory_and_its_users_end_in_every_order() {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    in_every_order(|| {
+        let (sim, pool, stream) = pool();
+        let buffer = pool.elastic(HOME).capacity_bytes(64 * CHUNK_BYTES).chunk_bytes(CHUNK_BYTES);
+        let buffer = buffer.exportable(true).build().unwrap();
+        buffer.grow_to(2 * CHUNK_BYTES).unwrap();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("vmm-pool-drops-{}-{number}", std::process::id());
+        let address = Address::Abstract(name);
+        let exporter = Exporter::builder().bind(address.clone()).unwrap();
+        let offer = exporter.offer("buffer", &buffer, Offered::Read).unwrap();
+        let away = Sim::builder().build();
+        let importer = Importer::connect(&address, ImporterOptions::new(away.clone())).unwrap();
+        let import = importer.open("buffer", Access::Read).unwrap();
+        let things: [Thing; 5] = [
+            Box::new((pool, stream)),
+            Box::new(buffer),
+            Box::new((exporter, offer)),
+            Box::new(importer),
+            Box::new(import),
+        ];
+        (vec![sim, away], things)
+    });
+}
