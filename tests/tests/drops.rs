@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vmm_kv::{ContiguousCache, Dtype, KvShape, PagedCache};
 use vmm_pool::Pool;
-use vmm_share::{Address, Exporter, Importer, ImporterOptions, Offered};
+use vmm_share::{Access, Address, Exporter, Importer, ImporterOptions, Offered};
 use vmm_sys::object::{Stream, retry_failed_drops};
 use vmm_sys::sim::Sim;
-use vmm_sys::{Access, DeviceId, Driver};
+use vmm_sys::{DeviceId, Driver};
 
 const HOME: DeviceId = DeviceId(0);
 const CHUNK_BYTES: u64 = 2 << 20;
@@ -115,7 +115,7 @@ fn shared_memory_and_its_users_end_in_every_order() {
     in_every_order(|| {
         let (sim, pool, stream) = pool();
         let buffer = pool.elastic(HOME).capacity_bytes(64 * CHUNK_BYTES).chunk_bytes(CHUNK_BYTES);
-        let buffer = buffer.exportable(true).build().unwrap();
+        let buffer = Arc::new(buffer.exportable(true).build().unwrap());
         buffer.grow_to(2 * CHUNK_BYTES).unwrap();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("vmm-pool-drops-{}-{number}", std::process::id());
