@@ -10,6 +10,7 @@ pub mod machine;
 pub mod many;
 pub mod memory;
 pub mod model;
+pub mod orders;
 #[cfg(doctest)]
 mod pages;
 pub mod rng;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vmm_kv::{ContiguousCache, Dtype, KvShape, PagedCache};
 use vmm_pool::Pool;
+use vmm_pool_tests::orders::orders;
 use vmm_share::{Access, Address, Exporter, Importer, ImporterOptions, Offered};
 use vmm_sys::object::{Stream, retry_failed_drops};
 use vmm_sys::sim::Sim;
@@ -19,18 +20,6 @@ const HOME: DeviceId = DeviceId(0);
 const CHUNK_BYTES: u64 = 2 << 20;
 
 type Thing = Box<dyn Any>;
-
-/// Every order of `count` things.
-fn orders(count: usize) -> Vec<Vec<usize>> {
-    (0..count).fold(vec![vec![]], |orders, next| {
-        let longer = |order: &Vec<usize>, at| {
-            let mut order = order.clone();
-            order.insert(at, next);
-            order
-        };
-        orders.iter().flat_map(|order| (0..=next).map(|at| longer(order, at))).collect()
-    })
-}
 
 /// Drops what `make` makes in every order, every seventh time while the thread unwinds.
 fn in_every_order<const N: usize>(make: impl Fn() -> (Vec<Arc<Sim>>, [Thing; N])) {
@@ -63,6 +52,10 @@ fn pool() -> (Arc<Sim>, Pool, Stream) {
     (sim, pool, stream)
 }
 
+fn things<A: Any, B: Any, C: Any, D: Any, E: Any>(a: A, b: B, c: C, d: D, e: E) -> [Thing; 5] {
+    [Box::new(a), Box::new(b), Box::new(c), Box::new(d), Box::new(e)]
+}
+
 fn shape() -> KvShape {
     KvShape::new(2, 2, 128, Dtype::F16).unwrap()
 }
@@ -75,16 +68,8 @@ fn paged_caches_and_their_sequences_end_in_every_order() {
         let cache = cache.max_blocks(256).ahead_blocks(16).build().unwrap();
         let mut sequence = cache.open(100).unwrap();
         let fork = sequence.fork().unwrap();
-        let guard = cache.use_now().unwrap();
-        let hook = cache.on_shortage(|_| false);
-        let things: [Thing; 5] = [
-            Box::new((pool, stream)),
-            Box::new(cache),
-            Box::new(sequence),
-            Box::new(fork),
-            Box::new((guard, hook)),
-        ];
-        (vec![sim], things)
+        let others = (cache.use_now().unwrap(), cache.on_shortage(|_| false));
+        (vec![sim], things((pool, stream), cache, sequence, fork, others))
     });
 }
 
@@ -96,16 +81,8 @@ fn contiguous_caches_and_their_sequences_end_in_every_order() {
         let cache = cache.max_sequences(8).ahead_tokens(64).build().unwrap();
         let mut sequence = cache.open(100).unwrap();
         let fork = sequence.fork().unwrap();
-        let guard = cache.use_now().unwrap();
-        let hook = cache.on_shortage(|_| false);
-        let things: [Thing; 5] = [
-            Box::new((pool, stream)),
-            Box::new(cache),
-            Box::new(sequence),
-            Box::new(fork),
-            Box::new((guard, hook)),
-        ];
-        (vec![sim], things)
+        let others = (cache.use_now().unwrap(), cache.on_shortage(|_| false));
+        (vec![sim], things((pool, stream), cache, sequence, fork, others))
     });
 }
 
@@ -125,13 +102,6 @@ fn shared_memory_and_its_users_end_in_every_order() {
         let away = Sim::builder().build();
         let importer = Importer::connect(&address, ImporterOptions::new(away.clone())).unwrap();
         let import = importer.open("buffer", Access::Read).unwrap();
-        let things: [Thing; 5] = [
-            Box::new((pool, stream)),
-            Box::new(buffer),
-            Box::new((exporter, offer)),
-            Box::new(importer),
-            Box::new(import),
-        ];
-        (vec![sim, away], things)
+        (vec![sim, away], things((pool, stream), buffer, (exporter, offer), importer, import))
     });
 }

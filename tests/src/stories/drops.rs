@@ -9,26 +9,9 @@ use vmm_sys::{Call, DeviceId, ResultCode};
 use super::{G, MIB, builder, clean, lane, machine, write_on};
 use crate::hold::keep_busy;
 use crate::machine::{DriverChoice, Machine, MachineSpec, Skip};
+use crate::orders::orders;
 
 type Things = Vec<Box<dyn Any + Send>>;
-
-/// Every order of `count` things.
-fn orders(count: usize) -> Vec<Vec<usize>> {
-    let mut orders = vec![vec![]];
-    for next in 0..count {
-        orders = orders
-            .into_iter()
-            .flat_map(|order: Vec<usize>| {
-                (0..=order.len()).map(move |at| {
-                    let mut order = order.clone();
-                    order.insert(at, next);
-                    order
-                })
-            })
-            .collect();
-    }
-    orders
-}
 
 fn in_order(things: Things, order: &[usize]) -> Things {
     let mut things: Vec<_> = things.into_iter().map(Some).collect();
