@@ -25,7 +25,7 @@ fn all(test: &str, profile: Profile, on_sim: u64, on_gpu: u64) -> Option<Outcome
 
 #[test]
 fn plain_runs() {
-    let Some(Outcome { tally, .. }) = all("plain_runs", Profile::Plain, 1200, 40) else { return };
+    let Some(Outcome { tally, .. }) = all("plain_runs", Profile::Plain, 800, 40) else { return };
     let seen =
         [tally.served, tally.short, tally.refused, tally.checked, tally.limbo, tally.retired];
     assert!(tally.idled > 100, "hardly a lane was idle: {tally:?}");
@@ -35,7 +35,7 @@ fn plain_runs() {
 
 #[test]
 fn faulty_runs() {
-    let Some(Outcome { tally, .. }) = all("faulty_runs", Profile::Faulty, 1200, 0) else { return };
+    let Some(Outcome { tally, .. }) = all("faulty_runs", Profile::Faulty, 800, 0) else { return };
     let seen =
         [tally.served, tally.failed, tally.checked, tally.limbo, tally.retired, tally.faults];
     assert!(seen.iter().all(|count| *count > 100), "hardly anything was tested: {tally:?}");
@@ -64,7 +64,7 @@ fn raw_runs() {
 /// own stream is held here, which on a GPU holds every copy of the host.
 #[test]
 fn capture_runs() {
-    let Some(Outcome { tally, .. }) = all("capture_runs", Profile::Capture, 1200, 0) else {
+    let Some(Outcome { tally, .. }) = all("capture_runs", Profile::Capture, 800, 0) else {
         return;
     };
     let seen = [
@@ -84,7 +84,7 @@ fn capture_runs() {
 /// under kernels that use it.
 #[test]
 fn elastic_runs() {
-    let Some(Outcome { tally, .. }) = all("elastic_runs", Profile::Elastic, 300, 0) else { return };
+    let Some(Outcome { tally, .. }) = all("elastic_runs", Profile::Elastic, 200, 0) else { return };
     let seen = [
         tally.served,
         tally.limbo,
@@ -103,7 +103,7 @@ fn elastic_runs() {
 
 #[test]
 fn elastic_faulty_runs() {
-    let outcome = all("elastic_faulty_runs", Profile::ElasticFaulty, 300, 0);
+    let outcome = all("elastic_faulty_runs", Profile::ElasticFaulty, 200, 0);
     let Some(Outcome { tally, .. }) = outcome else { return };
     let seen =
         [tally.moves, tally.sleeps, tally.elastic_failed, tally.elastic_checked, tally.faults];
