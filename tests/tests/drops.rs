@@ -4,15 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "a failure ends the story")]
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vmm_kv::{ContiguousCache, Dtype, KvShape, PagedCache};
 use vmm_pool::Pool;
-use vmm_pool_tests::orders::orders;
+use vmm_pool_tests::orders::in_every_order;
 use vmm_share::{Access, Address, Exporter, Importer, ImporterOptions, Offered};
-use vmm_sys::object::{Stream, retry_failed_drops};
+use vmm_sys::object::Stream;
 use vmm_sys::sim::Sim;
 use vmm_sys::{DeviceId, Driver};
 
@@ -20,29 +19,6 @@ const HOME: DeviceId = DeviceId(0);
 const CHUNK_BYTES: u64 = 2 << 20;
 
 type Thing = Box<dyn Any>;
-
-/// Drops what `make` makes in every order, every seventh time while the thread unwinds.
-fn in_every_order<const N: usize>(make: impl Fn() -> (Vec<Arc<Sim>>, [Thing; N])) {
-    for (nth, order) in orders(N).into_iter().enumerate() {
-        let (machines, things) = make();
-        let unwinding = nth % 7 == 6;
-        let ended = catch_unwind(AssertUnwindSafe(|| {
-            let mut things = things.map(Some);
-            let in_order: Vec<_> = order.iter().map(|at| things[*at].take()).collect();
-            if unwinding {
-                let _dropped_in_this_order = in_order;
-                resume_unwind(Box::new("as the test wants it"));
-            }
-            in_order.into_iter().for_each(drop);
-        }));
-        assert_eq!(ended.is_err(), unwinding, "{order:?}");
-        for sim in machines {
-            let driver: Arc<dyn Driver> = sim.clone();
-            assert_eq!(retry_failed_drops(&driver), 0, "{order:?}");
-            sim.check_clean().unwrap_or_else(|left| panic!("{order:?}: {left}"));
-        }
-    }
-}
 
 fn pool() -> (Arc<Sim>, Pool, Stream) {
     let sim = Sim::builder().build();

@@ -2,55 +2,18 @@
 //! clean at the end. Lanes and devices: `tests/src/stories/drops.rs`.
 
 use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use vmm_pool::{Growth, Pool};
-use vmm_sys::object::{Stream, retry_failed_drops};
+use vmm_sys::object::Stream;
 use vmm_sys::sim::Sim;
 use vmm_sys::{DeviceId, Driver};
 
 use crate::common::HOME;
 use crate::common::elastic::{G, machine};
+use crate::orders::in_every_order;
 use crate::scene::SECOND;
-
-type Things = Vec<Option<Box<dyn Any>>>;
-
-/// Every order of `count` things.
-fn orders(count: usize) -> Vec<Vec<usize>> {
-    (0..count).fold(vec![vec![]], |orders, next| {
-        let longer = |order: &Vec<usize>, at| {
-            let mut order = order.clone();
-            order.insert(at, next);
-            order
-        };
-        orders.iter().flat_map(|order| (0..=next).map(|at| longer(order, at))).collect()
-    })
-}
-
-/// Drops what `make` makes in every order, in a thread of its own; every seventh while it unwinds.
-fn in_every_order<const N: usize>(make: impl Fn() -> (Arc<Sim>, [Box<dyn Any>; N])) {
-    for (nth, order) in orders(N).into_iter().enumerate() {
-        let (sim, things) = make();
-        let unwinding = nth % 7 == 6;
-        let ended = catch_unwind(AssertUnwindSafe(|| {
-            let mut things: Things = things.into_iter().map(Some).collect();
-            let in_order: Vec<_> = order.iter().map(|at| things[*at].take()).collect();
-            if unwinding {
-                let _dropped_in_this_order = in_order;
-                resume_unwind(Box::new("as the test wants it"));
-            }
-            in_order.into_iter().for_each(drop);
-        }));
-        assert_eq!(ended.is_err(), unwinding, "{order:?}");
-        let driver: Arc<dyn Driver> = sim.clone();
-        assert_eq!(retry_failed_drops(&driver), 0, "{order:?}");
-        if let Err(left) = sim.check_clean() {
-            panic!("{order:?}: {left}");
-        }
-    }
-}
 
 #[test]
 fn elastic_buffers_their_guards_and_lenders_end_in_every_order() {
@@ -76,7 +39,7 @@ fn elastic_buffers_their_guards_and_lenders_end_in_every_order() {
             Box::new((own, hook)),
             Box::new(stream),
         ];
-        (sim, things)
+        (vec![sim], things)
     });
 }
 
@@ -94,7 +57,7 @@ fn moves_and_growth_behind_end_in_every_order() {
         let ended = Waited(migration.clone());
         let things: [Box<dyn Any>; 4] =
             [Box::new(pool), Box::new(buffer), Box::new(growth), Box::new((migration, ended))];
-        (sim, things)
+        (vec![sim], things)
     });
 }
 
@@ -127,6 +90,6 @@ fn captures_and_graph_memory_end_in_every_order() {
             Box::new(memory),
             Box::new(inside),
         ];
-        (sim, things)
+        (vec![sim], things)
     });
 }

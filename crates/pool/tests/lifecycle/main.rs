@@ -8,6 +8,9 @@ mod common;
 mod drops;
 mod held_calls;
 mod lost;
+#[allow(unreachable_pub, reason = "public where the file is at home")]
+#[path = "../../../../tests/src/orders.rs"]
+mod orders;
 mod panics;
 mod scene;
 mod stuck;
