@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use vmm_sys::caught::thrown;
 
 use crate::device::Device;
+use crate::elastic::operation::is_operating;
 use crate::elastic::{ahead, homecoming};
 use crate::idle;
 use crate::lane::{Wait, sweep};
@@ -62,7 +63,7 @@ impl Signal {
 #[derive(Debug)]
 pub(crate) struct Background {
     signal: Arc<Signal>,
-    _thread: JoinHandle<()>,
+    thread: JoinHandle<()>,
 }
 
 impl Background {
@@ -74,7 +75,7 @@ impl Background {
         let thread =
             thread::Builder::new().name("vmm-pool".into()).spawn(move || run(places, &shared));
         match thread {
-            Ok(thread) => Some(Background { signal, _thread: thread }),
+            Ok(thread) => Some(Background { signal, thread }),
             Err(error) => {
                 vmm_sys::say!(warn, %error, "no background thread; requests do its work");
                 signal.flags.lock().started = false;
@@ -92,6 +93,11 @@ impl Drop for Background {
         let mut flags = self.signal.flags.lock();
         flags.stop = true;
         self.signal.changed.notify_all();
+        // A callback may drop the last handle in the thread itself, and a hook in a thread that it waits
+        // for: then it ends after this.
+        if self.thread.thread().id() == thread::current().id() || is_operating() {
+            return;
+        }
         let deadline = Instant::now() + END_WAIT;
         while !flags.ended {
             if self.signal.changed.wait_until(&mut flags, deadline).timed_out() {

@@ -11,6 +11,7 @@ use vmm_sys::caught::thrown;
 
 use crate::elastic::homecoming::Homecoming;
 use crate::elastic::migrate::Task;
+use crate::elastic::operation::is_operating;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, thread};
 
@@ -106,13 +107,15 @@ impl Mover {
         }
     }
 
-    /// Ends the thread. What was not begun has failed.
+    /// Ends the thread. What was not begun has failed. Waits for a move that is under way, unless it is
+    /// called from within a change of some buffer, as a hook that drops the last handle does: that may be
+    /// this very move, or one that it waits for.
     pub(crate) fn end(&self) {
         let deadline = Instant::now() + END_WAIT;
         let mut queue = self.queue.lock();
         queue.stop = true;
         self.changed.notify_all();
-        while queue.runs {
+        while queue.runs && !is_operating() {
             if self.changed.wait_until(&mut queue, deadline).timed_out() {
                 break; // stuck in the driver: it ends by itself when the call returns
             }

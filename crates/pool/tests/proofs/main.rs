@@ -5,11 +5,15 @@
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, reason = "a failure ends the proof")]
 
+mod ahead;
 mod captures;
 mod ends;
+mod hooks;
 mod lanes;
 mod limits;
+mod loans;
 mod locks;
+mod mover;
 mod moves;
 mod rig;
 mod whole;

@@ -1,26 +1,17 @@
 //! Elastic buffers that change place while others use them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use vmm_pool::{ElasticBuffer, ElasticError, Error, Move};
+use vmm_sys::ProbeKernel;
 use vmm_sys::object::Stream;
-use vmm_sys::sim::Sim;
-use vmm_sys::{DeviceId, ProbeKernel};
 
-use crate::rig::{CHUNK, HOME, Rig, prove, spawn};
-
-const AWAY: DeviceId = DeviceId(1);
-/// No thread waits for longer than the proof lasts.
-const LONG: Duration = Duration::from_secs(1000);
+use crate::rig::{AWAY, CHUNK, HOME, LONG, Rig, prove, spawn};
 
 fn scene() -> (Rig, Arc<ElasticBuffer>) {
-    let sim = Sim::builder().devices(2).build();
-    let rig = Rig::on(sim, |pool| pool.device(HOME).device(AWAY));
-    let builder = rig.pool.elastic(HOME).capacity_bytes(4 * CHUNK).chunk_bytes(CHUNK);
-    let buffer = builder.build().unwrap();
-    buffer.grow_to(2 * CHUNK).unwrap();
-    (rig, Arc::new(buffer))
+    let rig = Rig::two(|pool| pool);
+    let buffer = rig.elastic(2, 4);
+    (rig, buffer)
 }
 
 /// Writes `value` in each chunk by work of the stream, within a use.

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use shuttle::sync::Mutex;
-use vmm_pool::{Buffer, ChunkSize, Lane, Pool, PoolBuilder};
+use vmm_pool::{Buffer, ChunkSize, ElasticBuffer, Lane, Pool, PoolBuilder};
 use vmm_sys::object::{Stream, failed_drops, retry_failed_drops};
 use vmm_sys::sim::Sim;
 use vmm_sys::{DeviceId, Driver};
@@ -16,8 +17,11 @@ pub(crate) const MIB: u64 = 1 << 20;
 /// The length of a chunk, here.
 pub(crate) const CHUNK: u64 = 2 * MIB;
 pub(crate) const HOME: DeviceId = DeviceId(0);
+pub(crate) const AWAY: DeviceId = DeviceId(1);
+/// No thread waits for longer than the proof lasts.
+pub(crate) const LONG: Duration = Duration::from_secs(1000);
 
-/// A pool on one simulated device; clones share it.
+/// A pool on simulated devices, one unless said otherwise; clones share it.
 #[derive(Clone)]
 pub(crate) struct Rig {
     pub(crate) sim: Arc<Sim>,
@@ -36,6 +40,29 @@ impl Rig {
         let builder = Pool::builder(driver.clone()).background(false);
         let pool = settings(builder.chunk(ChunkSize::Fixed(CHUNK))).build().unwrap();
         Rig { sim, driver, pool }
+    }
+
+    /// On two devices.
+    pub(crate) fn two(settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Rig {
+        let sim = Sim::builder().devices(2).build();
+        Rig::on(sim, |pool| settings(pool.device(HOME).device(AWAY)))
+    }
+
+    /// A buffer at home, with so many chunks of all that it may have.
+    pub(crate) fn elastic(&self, chunks: u64, most_chunks: u64) -> Arc<ElasticBuffer> {
+        let builder = self.pool.elastic(HOME).capacity_bytes(most_chunks * CHUNK);
+        let buffer = builder.chunk_bytes(CHUNK).build().unwrap();
+        buffer.grow_to(chunks * CHUNK).unwrap();
+        Arc::new(buffer)
+    }
+
+    /// Elastic buffers have no memory any more.
+    pub(crate) fn nothing_elastic(&self) {
+        self.pool.verify().unwrap();
+        for (device, stats) in self.pool.stats().devices {
+            let lent = (stats.lent_bytes, stats.borrowed_bytes);
+            assert_eq!((stats.elastic_bytes, lent), (0, (0, 0)), "{device}: {stats:?}");
+        }
     }
 
     pub(crate) fn stream(&self) -> Stream {
@@ -59,6 +86,14 @@ impl Rig {
         let Rig { sim, driver, pool } = self;
         drop(pool);
         clean(&sim, driver);
+    }
+}
+
+/// Waits until nobody but the caller has the driver: other threads have let everything go.
+pub(crate) fn wait_for_others(driver: &Arc<dyn Driver>) {
+    // The simulated device's own, and the caller's.
+    while Arc::strong_count(driver) > 2 {
+        shuttle::thread::yield_now();
     }
 }
 
