@@ -5,7 +5,7 @@
 #   short (default)  the same interleavings each time, within a minute once it is built
 #   long             more of them, from a seed of the day's
 #
-# The pool and the simulated device are built with the locks, atomics and threads of a scheduler
+# The pool, the caches and the simulated device are built with the locks, atomics and threads of a scheduler
 # (crates/vmm-sys/src/sync.rs), in a target directory of their own. A failed execution prints its
 # seed; SHUTTLE_RANDOM_SEED=THAT tests/proofs.sh short NAME repeats it.
 set -euo pipefail
@@ -23,4 +23,4 @@ export RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/p
 # Without line tables: it builds faster, and what fails says where.
 export CARGO_PROFILE_TEST_DEBUG=0 CARGO_PROFILE_DEV_DEBUG=0
 echo "proofs: $length, VMM_PROOFS_RUNS=$VMM_PROOFS_RUNS VMM_PROOFS_SEED=$VMM_PROOFS_SEED"
-cargo test -q -p vmm-pool --test proofs -- --nocapture "$filter"
+cargo test -q -p vmm-pool -p vmm-kv --test proofs -- --nocapture "$filter"

@@ -33,22 +33,28 @@ impl Bell {
             return false;
         }
         if !self.rung.swap(true, Ordering::AcqRel) {
-            // With the lock, so that it is not missed between the thread's look and its sleep.
+            // With the lock, so that it is not missed between the thread's look and its sleep, or its
+            // end.
             let _stop = self.stop.lock();
             self.changed.notify_one();
+            return self.heard.load(Ordering::Acquire);
         }
         true
     }
 
-    /// Waits until somebody rings. False if the thread is to end.
+    /// Waits until somebody rings. False if the thread is to end, and nobody has rung before.
     fn wait(&self) -> bool {
         let mut stop = self.stop.lock();
         loop {
             if *stop {
-                return false;
+                // Before the last look: who rings from now on does the work himself.
+                self.heard.store(false, Ordering::Release);
             }
             if self.rung.swap(false, Ordering::AcqRel) {
                 return true;
+            }
+            if *stop {
+                return false;
             }
             self.changed.wait(&mut stop);
         }
@@ -64,7 +70,7 @@ impl Drop for Deaf {
     }
 }
 
-/// A running thread. Dropping it waits for what the thread does now, and ends it.
+/// A running thread. Dropping it waits for what the thread does now and was woken for, and ends it.
 #[derive(Debug)]
 pub(crate) struct Grower {
     bell: Arc<Bell>,
@@ -77,13 +83,10 @@ impl Grower {
         bell.heard.store(true, Ordering::Release);
         let deaf = Deaf(bell.clone());
         let run = move || {
-            // After the worker: who finds nobody there finds the worker let go.
             let deaf = deaf;
             while deaf.0.wait() {
                 worker.do_chores();
             }
-            drop(worker);
-            drop(deaf);
         };
         let thread = thread::Builder::new().name("vmm-kv-grow".into()).spawn(run);
         let thread = thread.map_err(|error| {
@@ -101,15 +104,16 @@ impl Drop for Grower {
         }
         *self.bell.stop.lock() = true;
         self.bell.changed.notify_one();
-        // A callback of the pool may drop the last handle in the thread itself, which then ends
-        // after this.
-        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+        // A callback of the pool may drop the last handle in the thread itself, and a hook in a thread that
+        // it waits for, which changes the buffer: then it ends after this.
+        let may_wait = thread.thread().id() != thread::current().id() && !vmm_pool::is_operating();
+        if may_wait && thread.join().is_err() {
             vmm_sys::say!(warn, "the thread for growth ahead has panicked");
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use std::sync::atomic::AtomicU64;
     use std::time::{Duration, Instant};

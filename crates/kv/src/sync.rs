@@ -3,7 +3,7 @@
 //!
 //! In a build without debug assertions these are the plain types under their own names; with them, locks
 //! watch their order (`vmm_sys::sync::watched`); with `--cfg shuttle` they are those of a scheduler that
-//! tries interleavings (`vmm_sys::sync`, tests/simulate.sh).
+//! tries interleavings (`vmm_sys::sync`, tests/proofs.sh and tests/simulate.sh).
 
 #[cfg(not(any(shuttle, debug_assertions)))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -20,3 +20,6 @@ pub(crate) const fn across_calls<T>(value: T) -> Mutex<T> {
 
 #[cfg(shuttle)]
 pub(crate) use vmm_sys::sync::{Condvar, Mutex, MutexGuard, atomic, thread, thread_local};
+
+/// A value of the whole process. In a proof each execution has one of its own.
+pub(crate) use vmm_sys::global;

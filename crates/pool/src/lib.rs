@@ -83,6 +83,8 @@ pub use budget::Budget;
 pub use buffer::Buffer;
 pub use capture::{CaptureScope, GraphMemory};
 pub use config::{ChunkSize, DebugMode, Placement, text};
+#[doc(hidden)]
+pub use elastic::operation::is_operating;
 pub use elastic::{
     AheadState, BackingChange, BackingHook, Cause, Contents, DmaBuf, ElasticBuffer, ElasticBuilder,
     ElasticError, ElasticStats, GrowAhead, Grown, Growth, LenderAnswer, Migration, MigrationState,

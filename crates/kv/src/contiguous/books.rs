@@ -163,29 +163,46 @@ impl Books {
         }
     }
 
+    /// Takes a free slot from where it is found.
+    fn unshelve(&mut self, slot: u32) {
+        match self.stands(slot) {
+            0 => self.cold.retain(|it| *it != slot),
+            stands => drop(self.warm.remove(&(stands, slot))),
+        }
+    }
+
     /// So much stands in a slot now.
     pub(super) fn set_stands(&mut self, slot: u32, chunks: u64) {
-        let entry = self.entry(slot);
-        let (before, used) = (entry.stands, entry.used);
+        let (before, used) = (self.stands(slot), self.used(slot));
         if before == chunks {
             return;
         }
-        entry.stands = chunks;
+        if used == Use::Free {
+            self.unshelve(slot);
+        }
+        self.entry(slot).stands = chunks;
         self.standing = self.standing - before + chunks;
         if used != Use::Open {
             self.idle = self.idle - before + chunks;
         }
         if used == Use::Free {
-            match before {
-                0 => self.cold.retain(|it| *it != slot),
-                _ => drop(self.warm.remove(&(before, slot))),
-            }
             self.shelve(slot);
         }
     }
 
     pub(super) fn set_elsewhere(&mut self, slot: u32, is_elsewhere: bool) {
         self.entry(slot).is_elsewhere = is_elsewhere;
+    }
+
+    /// Some of what stands in a slot is a lender's now: it is not kept for the next, also if its sequence
+    /// went before it came.
+    pub(super) fn borrows(&mut self, slot: u32) {
+        self.set_elsewhere(slot, true);
+        if self.used(slot) == Use::Free {
+            self.unshelve(slot);
+            self.entry(slot).used = Use::Left;
+            self.left.push(slot);
+        }
     }
 
     /// What stands in `to` lies where that of `from` does.

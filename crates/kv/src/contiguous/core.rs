@@ -79,9 +79,16 @@ impl Core {
     }
 
     fn do_all(&self, held: &Held<'_>) {
+        self.tidy(held);
+        self.serve_asks(held);
+        // Who asked may be gone when it comes.
+        self.tidy(held);
+    }
+
+    /// Takes away what nobody has, but for what is to be kept.
+    fn tidy(&self, held: &Held<'_>) {
         self.collect(held);
         self.give_idle(held, self.geometry.bytes(self.keep_idle_chunks));
-        self.serve_asks(held);
     }
 
     /// Does what was put off, and waits for who is at it.
@@ -221,7 +228,7 @@ impl Core {
             let stands = books.stands(slot).max(chunks);
             books.set_stands(slot, stands);
             if !grown.borrowed.is_empty() {
-                books.set_elsewhere(slot, true);
+                books.borrows(slot);
             }
             self.publish(&books, slot);
         }

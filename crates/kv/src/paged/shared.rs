@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vmm_pool::{ElasticError, Error, Growth, Place};
 
-use super::state::State;
+use super::state::{Ask, State};
 use super::zone::Zone;
 use crate::error::KvError;
 use crate::grower::Chores;
@@ -316,24 +316,24 @@ impl Shared {
     fn serve_asks(&self, hands: &Held<'_>) {
         let asks = self.state().take_asks();
         let mut refused = false;
-        for key in asks {
-            if !refused && let Err(error) = self.grow_for(hands, key) {
+        for ask in asks {
+            if !refused && let Err(error) = self.grow_for(hands, ask) {
                 vmm_sys::say!(debug, %error, "no growth ahead");
                 refused = true;
             }
             // Without its blocks it waits no more: its append takes them as any other does.
-            self.state().end_wait(key);
+            self.state().end_ask(ask);
         }
     }
 
-    fn grow_for(&self, hands: &Held<'_>, key: usize) -> Result<(), Error> {
+    fn grow_for(&self, hands: &Held<'_>, ask: Ask) -> Result<(), Error> {
         loop {
             let (missing, bytes) = {
                 let mut state = self.state();
-                if state.serve(key) {
+                if state.serve(ask) {
                     return Ok(());
                 }
-                let missing = state.missing_ahead(key);
+                let missing = state.missing_ahead(ask);
                 let zone = &state.device;
                 let chunks = zone.plan_growth(missing.saturating_sub(zone.free_blocks())).chunks;
                 (missing, chunks.len() as u64 * zone.geometry().chunk_bytes)

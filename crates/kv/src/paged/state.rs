@@ -7,6 +7,7 @@ use slab::Slab;
 
 use super::zone::{Shift, Zone};
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::global;
 
 /// The blocks of one sequence.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub(super) struct Table {
     pub(super) wanted_blocks: u64,
     /// Another number whenever a block changed; no two tables of a process have had the same.
     pub(super) version: u64,
+    /// The number that it had first: its key may be another's after it.
+    born: u64,
     /// Its tokens, which the sequence counts without the lock.
     pub(super) tokens: Arc<AtomicU64>,
     pub(super) is_parked: bool,
@@ -33,12 +36,23 @@ pub(super) struct State {
     /// The blocks of all tables, one that several have once for each.
     pub(super) entries: u64,
     /// Tables that wait for blocks ahead, in the order in which they asked. Some may be gone.
-    asks: Vec<usize>,
+    asks: Vec<Ask>,
+}
+
+/// A table that waits for blocks ahead.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    key: usize,
+    born: u64,
+}
+
+global! {
+    /// The number that a table of this process had last.
+    static LAST: AtomicU64 = AtomicU64::new(0);
 }
 
 /// A number that no table of this process has had.
 pub(super) fn new_version() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
@@ -55,44 +69,53 @@ impl State {
     }
 
     fn insert(&mut self, tokens: Arc<AtomicU64>, blocks: Vec<u32>) -> usize {
-        let (ahead, version) = (Vec::new(), new_version());
-        let table = Table { blocks, ahead, wanted_blocks: 0, version, tokens, is_parked: false };
-        self.tables.insert(table)
+        let version = new_version();
+        self.tables.insert(Table {
+            blocks,
+            ahead: Vec::new(),
+            wanted_blocks: 0,
+            version,
+            born: version,
+            tokens,
+            is_parked: false,
+        })
     }
 
     /// A sequence without tokens that is to have so many blocks: at once if they are free, else it waits
     /// for them. Says whether it waits.
     pub(super) fn open_ahead(&mut self, tokens: Arc<AtomicU64>, blocks: u64) -> (usize, bool) {
         let key = self.insert(tokens, Vec::new());
-        self.want(key, blocks);
-        let waits = !self.serve(key);
+        let Some(ask) = self.want(key, blocks) else { return (key, false) };
+        let waits = !self.serve(ask);
         if waits {
-            self.asks.push(key);
+            self.asks.push(ask);
         }
         (key, waits)
     }
 
-    fn want(&mut self, key: usize, blocks: u64) {
-        if let Some(table) = self.tables.get_mut(key) {
-            table.wanted_blocks = blocks;
-        }
+    fn want(&mut self, key: usize, blocks: u64) -> Option<Ask> {
+        let table = self.tables.get_mut(key)?;
+        table.wanted_blocks = blocks;
+        Some(Ask { key, born: table.born })
     }
 
-    /// How many blocks a table waits for.
-    pub(super) fn missing_ahead(&self, key: usize) -> u64 {
-        let missing = |table: &Table| {
+    /// How many blocks a table waits for; none if it is gone.
+    pub(super) fn missing_ahead(&self, ask: Ask) -> u64 {
+        let table = self.tables.get(ask.key).filter(|table| table.born == ask.born);
+        table.map_or(0, |table| {
             table.wanted_blocks.saturating_sub((table.blocks.len() + table.ahead.len()) as u64)
-        };
-        self.tables.get(key).map_or(0, missing)
+        })
     }
 
     /// Holds what a table waits for, if so many blocks are free. Says whether it waits no more.
-    pub(super) fn serve(&mut self, key: usize) -> bool {
-        let missing = self.missing_ahead(key);
+    pub(super) fn serve(&mut self, ask: Ask) -> bool {
+        let missing = self.missing_ahead(ask);
         if self.device.free_blocks() < missing {
             return false;
         }
-        if let Some(table) = self.tables.get_mut(key) {
+        if let Some(table) = self.tables.get_mut(ask.key)
+            && table.born == ask.born
+        {
             table.ahead.extend((0..missing).map_while(|_| self.device.take_held()));
             table.wanted_blocks = 0;
         }
@@ -100,8 +123,15 @@ impl State {
     }
 
     /// Those who wait, the first first.
-    pub(super) fn take_asks(&mut self) -> Vec<usize> {
+    pub(super) fn take_asks(&mut self) -> Vec<Ask> {
         std::mem::take(&mut self.asks)
+    }
+
+    /// A table waits no more, if it is there still.
+    pub(super) fn end_ask(&mut self, ask: Ask) {
+        if self.tables.get(ask.key).is_some_and(|table| table.born == ask.born) {
+            self.end_wait(ask.key);
+        }
     }
 
     /// A table waits for nothing any more. Returns how many blocks are held for it.

@@ -11,8 +11,10 @@ use crate::broken::{Broken, BrokenPart, Since};
 use crate::error::Error;
 use crate::sync::thread_local;
 
-/// Whether the calling thread is changing some buffer's memory.
-pub(crate) fn is_operating() -> bool {
+/// Whether the calling thread is changing some buffer's memory: a hook or a callback asks, which must
+/// not wait for a thread that changes buffers itself.
+#[doc(hidden)]
+pub fn is_operating() -> bool {
     OPERATIONS.with(Cell::get) > 0
 }
 
