@@ -698,8 +698,8 @@ int32_t vmm_pool_record_stream(void *ptr, void *stream);
 
 /**
  * Says that stream is about to be destroyed, to all pools of the process: its memory goes back with its
- * last block. While the stream is being captured it must not be destroyed (VMM_POOL_BUSY): then say
- * this again after the capture.
+ * last block. On failure the stream must not be destroyed: say this again, after the capture if it is being
+ * captured (VMM_POOL_BUSY).
  *
  * stream is live, and no other function is called for it meanwhile.
  */

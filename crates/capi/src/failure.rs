@@ -5,7 +5,8 @@ use std::ffi::{CString, c_char, c_int};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vmm_pool::{ElasticError, Error};
+use vmm_pool::{ElasticError, Error, PeerFault};
+use vmm_sys::ResultCode;
 
 use crate::status::vmm_pool_status as Status;
 
@@ -127,9 +128,11 @@ impl Failure {
 }
 
 pub(crate) fn of_driver(error: &vmm_sys::DriverError) -> Status {
-    match error.is_out_of_memory() {
-        true => Status::VMM_POOL_OUT_OF_MEMORY,
-        false => Status::VMM_POOL_DRIVER,
+    match error {
+        _ if error.is_out_of_memory() => Status::VMM_POOL_OUT_OF_MEMORY,
+        _ if error.is_out_of_addresses() => Status::VMM_POOL_OUT_OF_ADDRESSES,
+        _ if error.is_driver_gone() => Status::VMM_POOL_FORKED,
+        _ => Status::VMM_POOL_DRIVER,
     }
 }
 
@@ -153,6 +156,13 @@ pub(crate) fn of_pool(error: &Error) -> Status {
 fn of_elastic(error: &ElasticError) -> Status {
     match error {
         ElasticError::OverQuota { .. } => Status::VMM_POOL_OUT_OF_MEMORY,
+        // What is full is not unable.
+        ElasticError::NoHostMemory { cause, .. }
+        | ElasticError::NoPeer { cause: PeerFault::Refused(cause), .. }
+            if cause.code() == ResultCode::OUT_OF_MEMORY =>
+        {
+            of_driver(cause)
+        }
         ElasticError::Busy
         | ElasticError::Ended
         | ElasticError::StillUsed { .. }
@@ -225,5 +235,22 @@ pub fn tell(failure: &Failure) {
     if !is_argument && !TOLD.swap(true, Ordering::Relaxed) {
         // A closed stderr is no reason to fail.
         let _unheard = writeln!(std::io::stderr(), "vmm-pool: no memory can be had: {failure}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vmm_sys::{Call, DriverError};
+
+    use super::*;
+
+    #[test]
+    fn what_the_driver_answers_has_the_status_that_stands_for_it() {
+        let status = |call, code| Failure::from(DriverError::new(call, code)).status();
+        let short = ResultCode::OUT_OF_MEMORY;
+        assert_eq!(status(Call::MemCreate, short), Status::VMM_POOL_OUT_OF_MEMORY);
+        assert_eq!(status(Call::MemAddressReserve, short), Status::VMM_POOL_OUT_OF_ADDRESSES);
+        assert_eq!(status(Call::MemMap, ResultCode::DEINITIALIZED), Status::VMM_POOL_FORKED);
+        assert_eq!(status(Call::MemMap, ResultCode::UNKNOWN), Status::VMM_POOL_DRIVER);
     }
 }

@@ -7,7 +7,7 @@ use std::ffi::c_int;
 use std::ops::Deref;
 
 use parking_lot::Mutex;
-use vmm_pool::{Lane, Pool};
+use vmm_pool::Lane;
 use vmm_sys::object::Stream;
 use vmm_sys::{CaptureStatus, DeviceId, StreamHandle};
 
@@ -146,7 +146,8 @@ pub unsafe fn lane(key: Key) -> Result<Seat, Failure> {
 /// The stream is live.
 ///
 /// # Errors
-/// [`Failure::StreamCaptured`]: to be called again after the capture; a forked child.
+/// [`Failure::StreamCaptured`]: to be called again after the capture; the driver's: to be called again; a
+/// forked child.
 pub unsafe fn close(ordinal: c_int, stream: usize) -> Result<(), Failure> {
     not_forked()?;
     let device = device_id(ordinal)?;
@@ -162,10 +163,16 @@ pub unsafe fn close(ordinal: c_int, stream: usize) -> Result<(), Failure> {
     let Some(known) = known else { return Ok(()) };
     take(&mut LANES.lock(), |key| key.is_of(ordinal, stream));
     recent::forget_stream(ordinal, stream);
-    let is_captured = |pool: &Pool| !pool.close_lane(&known);
-    if pools.iter().filter(|pool| is_captured(pool)).count() > 0 {
-        return Err(Failure::StreamCaptured);
+    // Of every pool, whatever the others say.
+    let mut answer = Ok(());
+    for pool in pools {
+        match pool.try_close_lane(&known) {
+            Ok(true) => {}
+            Ok(false) => answer = Err(Failure::StreamCaptured),
+            Err(refused) => answer = Err(refused.into()),
+        }
     }
+    answer?;
     STREAMS.lock().remove(&(device, handle.0));
     Ok(())
 }

@@ -20,6 +20,8 @@ pub mod figures;
 mod handle;
 #[cfg(feature = "share")]
 mod import;
+#[doc(hidden)]
+pub mod inside;
 pub mod lanes;
 mod memory;
 mod pointers;

@@ -145,8 +145,8 @@ pub unsafe extern "C" fn vmm_pool_record_stream(ptr: *mut c_void, stream: *mut c
 }
 
 /// Says that stream is about to be destroyed, to all pools of the process: its memory goes back with its
-/// last block. While the stream is being captured it must not be destroyed (VMM_POOL_BUSY): then say
-/// this again after the capture.
+/// last block. On failure the stream must not be destroyed: say this again, after the capture if it is being
+/// captured (VMM_POOL_BUSY).
 ///
 /// # Safety
 /// stream is live, and no other function is called for it meanwhile.

@@ -201,6 +201,20 @@ pub(crate) fn destroy(pool: *const VmmPool) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Ends the process's own pools, which only tests do.
+pub(crate) fn end_own() {
+    let ended: Vec<Entry> = {
+        let mut pools = POOLS.lock();
+        pools.budgets.clear();
+        let numbers = std::mem::take(&mut pools.own);
+        numbers.values().filter_map(|number| pools.entries.remove(number)).collect()
+    };
+    // Their lanes are under 0, whichever they are of.
+    recent::forget_pool(0);
+    // Without the lock: it waits.
+    drop(ended);
+}
+
 /// Drops the destroyed pools that no thread remembers any more, without the lock: it waits.
 fn sweep() {
     let is_free = |(_, owner): &mut (Pool, Owner)| Arc::strong_count(owner) == 1;

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use vmm_pool::{Error, RawBlock, ShortageHook, free_raw};
 use vmm_pool_capi::{Failure, driver_of, pool};
 use vmm_sys::object::{RelaxedCapture, Stream};
-use vmm_sys::{CaptureStatus, DeviceId};
+use vmm_sys::{CaptureStatus, DeviceId, ResultCode};
 
 #[derive(Default)]
 struct Aside {
@@ -73,12 +73,26 @@ pub(crate) fn give_back(device: DeviceId) -> Result<u64, Failure> {
 /// Waits for all work of the device. Returns whether that could be done.
 fn wait(device: DeviceId) -> Result<bool, Failure> {
     let driver = driver_of(device)?;
-    let _relaxed = RelaxedCapture::enter(driver);
+    let _relaxed = RelaxedCapture::enter(driver)?;
     // The legacy stream says so if a stream is captured that it is ordered with.
-    let legacy = Stream::legacy(driver, device)?;
-    if !legacy.capture_info().is_ok_and(|info| info.status == CaptureStatus::None) {
-        return Ok(false);
+    match Stream::legacy(driver, device)?.capture_info() {
+        Ok(info) if info.status == CaptureStatus::None => {}
+        Ok(_) => return Ok(false),
+        Err(error) if error.code() == ResultCode::STREAM_CAPTURE_IMPLICIT => return Ok(false),
+        Err(error) => return Err(error.into()),
     }
     driver.device_synchronize(device)?;
     Ok(true)
+}
+
+/// Gives back what is put aside of a device, and asks the pool nothing any more: only tests do.
+///
+/// # Errors
+/// As [`give_back`].
+pub(crate) fn end(device: DeviceId) -> Result<(), Failure> {
+    give_back(device)?;
+    let aside = ALL.lock().devices.remove(&device);
+    // Without the lock, which the hook takes.
+    drop(aside);
+    Ok(())
 }

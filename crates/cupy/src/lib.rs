@@ -71,3 +71,16 @@ pub extern "C" fn vmm_pool_cupy_synchronize(device: c_int) -> c_int {
         aside::give_back(device_id(device)?).map(|_| ())
     })
 }
+
+/// For tests in Rust: gives back what is put aside, and the streams that blocks come from.
+///
+/// # Errors
+/// The driver's; what could not be given back stays.
+#[doc(hidden)]
+pub fn end_own() -> Result<(), Failure> {
+    for device in own::devices() {
+        aside::end(device)?;
+    }
+    own::end();
+    Ok(())
+}

@@ -43,3 +43,15 @@ pub(crate) fn alloc(device: DeviceId, bytes: u64) -> Result<u64, Failure> {
     let _not_now = aside::give_back(device);
     Ok(lane.alloc_raw(bytes)?)
 }
+
+/// The devices that have such a lane.
+pub(crate) fn devices() -> Vec<DeviceId> {
+    LANES.lock().keys().copied().collect()
+}
+
+/// Drops the lanes, which only tests do.
+pub(crate) fn end() {
+    let lanes = std::mem::take(&mut *LANES.lock());
+    // Without the lock: the pool may wait.
+    drop(lanes);
+}

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vmm_sys::object::Stream;
-use vmm_sys::{Access, DeviceId, Driver};
+use vmm_sys::{Access, DeviceId, Driver, DriverError};
 
 pub use builder::PoolBuilder;
 
@@ -25,6 +25,7 @@ use crate::host::Host;
 use crate::ladder::Callbacks;
 use crate::lane::{self, Lane, LaneCell, Wait};
 use crate::lanes::{LaneRef, Lanes};
+use crate::obstacle;
 use crate::places::Places;
 use crate::policy;
 use crate::stats::{DeviceStats, PoolStats};
@@ -132,6 +133,24 @@ impl Pool {
     /// A stream that gets the same handle value later is another stream with another lane (row
     /// D-S1). Lanes of threads that have ended are closed when a lane for another thread is made.
     pub fn close_lane(&self, stream: &Stream) -> bool {
+        self.try_close_lane(stream).unwrap_or(false)
+    }
+
+    /// The same for who wants to know why not: `false` only says that the stream is being captured.
+    ///
+    /// # Errors
+    /// The driver's, which refused to record the end of the stream's work: keep the stream, and call this
+    /// again.
+    pub fn try_close_lane(&self, stream: &Stream) -> Result<bool, DriverError> {
+        obstacle::forget();
+        match self.may_go(stream) {
+            true => Ok(true),
+            false => obstacle::take().map_or(Ok(false), Err),
+        }
+    }
+
+    /// Closes the lanes of a stream, and says whether none needs it any more.
+    fn may_go(&self, stream: &Stream) -> bool {
         let Ok(device) = self.device(stream.device()) else { return true };
         if device.driver.is_gone() {
             return true;

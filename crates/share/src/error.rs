@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use vmm_sys::{DriverError, Uuid};
 
+fn text(cause: &Option<DriverError>) -> String {
+    cause.as_ref().map_or(String::new(), |cause| format!(" ({cause})"))
+}
+
 /// A step of sharing that did not succeed. Nothing is left of it: no descriptor, no mapping, no
 /// memory.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +129,8 @@ pub enum ShareError {
     /// it gets another address.
     #[error(
         "{step}: the buffer ends at {need_bytes} bytes, the import's addresses at {have_bytes}, and \
-         those behind are taken: reopen it, or open it with room"
+         those behind are taken{}: reopen it, or open it with room",
+        text(.cause)
     )]
     NeedsReopen {
         /// What was tried.
@@ -134,6 +139,8 @@ pub enum ShareError {
         need_bytes: u64,
         /// Where the addresses end.
         have_bytes: u64,
+        /// What the driver answered, if it gave none at all.
+        cause: Option<DriverError>,
     },
     /// This process is the child of a fork: the connection and the memory are its parent's.
     #[error("{step}: not possible in the child of a fork")]

@@ -161,7 +161,8 @@ pub extern "C" fn vmm_pool_torch_empty_cache() {
 }
 
 /// Says that `stream` is about to be destroyed: its memory goes back with its last block. While it is
-/// being captured it must not be, and the failure says so: then say this again after the capture.
+/// being captured it must not be, and the failure says so: then say this again after the capture. The same
+/// if the driver refuses, which the failure says too.
 ///
 /// # Safety
 /// The stream is live, and no other function is called for it meanwhile.

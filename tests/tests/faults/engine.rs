@@ -3,9 +3,9 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use vmm_sys::object::RelaxedCapture;
+use vmm_sys::object::{RelaxedCapture, failed_drops, retry_failed_drops};
 use vmm_sys::sim::{FaultPlan, LedgerSummary, Sim};
-use vmm_sys::{Call, Driver, ResultCode};
+use vmm_sys::{Call, CaptureMode, Driver, ResultCode};
 
 use crate::codes::{Fault, Mode};
 
@@ -254,4 +254,22 @@ fn held(sim: &Sim) -> [u64; 7] {
         ..
     } = sim.ledger_summary();
     [handle_references, chunks, mappings, ranges, streams, events, pinned_allocations]
+}
+
+/// What the driver refused to take back is kept, and goes when it is tried again.
+pub(crate) fn give_back(driver: &Arc<dyn Driver>) -> Result<(), String> {
+    match retry_failed_drops(driver) {
+        0 => Ok(()),
+        left => Err(format!("{left} are kept still: {:?}", failed_drops(driver))),
+    }
+}
+
+/// The thread is in the capture mode in which it began.
+pub(crate) fn check_mode(driver: &Arc<dyn Driver>) -> Result<(), String> {
+    let mode = driver.exchange_capture_mode(CaptureMode::Relaxed).unwrap();
+    driver.exchange_capture_mode(mode).unwrap();
+    match mode {
+        CaptureMode::Global => Ok(()),
+        mode => Err(format!("the thread is left in capture mode {mode:?}")),
+    }
 }

@@ -6,6 +6,7 @@
 //! the whole (docs/CHECKS.md).
 #![allow(clippy::unwrap_used, reason = "helpers of tests are not seen as tests")]
 
+mod capi;
 mod codes;
 mod elastic;
 mod engine;
@@ -23,7 +24,7 @@ use engine::Case;
 use runner::Choice;
 
 fn cases() -> Vec<Case> {
-    [objects::cases(), lanes::cases(), elastic::cases(), kv::cases(), share::cases()]
+    [objects::cases(), lanes::cases(), elastic::cases(), kv::cases(), share::cases(), capi::cases()]
         .into_iter()
         .flatten()
         .collect()

@@ -13,11 +13,11 @@ use vmm_sys::Driver;
 use vmm_sys::object::Stream;
 use vmm_sys::sim::Sim;
 
-use crate::engine::{Case, Scene, done};
-use crate::stage::{G, HOME, SOON, Stage, check_mode, give_back, usual};
+use crate::engine::{Case, Scene, check_mode, done, give_back};
+use crate::stage::{G, HOME, SOON, Stage, usual};
 
 /// Fields drop in this order.
-struct Between {
+pub(crate) struct Between {
     imports: Vec<Import>,
     importer: Option<Importer>,
     client: Option<OwnerClient>,
@@ -25,13 +25,13 @@ struct Between {
     /// The importer's machine, whose calls fail.
     sim: Arc<Sim>,
     driver: Arc<dyn Driver>,
-    address: Address,
+    pub(crate) address: Address,
     owner: Option<Owner>,
     owner_sim: Arc<Sim>,
-    offers: Vec<Offer>,
+    pub(crate) offers: Vec<Offer>,
     exporter: Option<Exporter>,
     buffer: Option<Arc<ElasticBuffer>>,
-    stage: Stage,
+    pub(crate) stage: Stage,
     /// Whether the owner's machine is the one whose calls fail.
     owner_fails: bool,
 }
@@ -44,7 +44,7 @@ fn address() -> Address {
 }
 
 /// A buffer of four chunks, offered; nobody has connected.
-fn offered() -> Between {
+pub(crate) fn offered() -> Between {
     let mut stage = usual();
     stage.outside = true;
     let builder = stage.elastic_builder().exportable(true);
@@ -94,11 +94,7 @@ fn imported() -> Between {
 /// And the owner has changed it since.
 fn changed() -> Between {
     let between = imported();
-    let buffer = between.buffer();
-    buffer.shrink_to(3 * G).unwrap();
-    buffer.grow_to(6 * G).unwrap();
-    buffer.pieces().iter().for_each(|piece| between.stage.mark(piece.address));
-    between.offers[0].wait_ready(SOON).unwrap();
+    between.change();
     between
 }
 
@@ -126,7 +122,15 @@ impl Between {
         self.client.as_ref().unwrap()
     }
 
-    fn buffer(&self) -> &Arc<ElasticBuffer> {
+    /// The owner takes memory away, and adds some.
+    pub(crate) fn change(&self) {
+        self.buffer().shrink_to(3 * G).unwrap();
+        self.buffer().grow_to(6 * G).unwrap();
+        self.buffer().pieces().iter().for_each(|piece| self.stage.mark(piece.address));
+        self.offers[0].wait_ready(SOON).unwrap();
+    }
+
+    pub(crate) fn buffer(&self) -> &Arc<ElasticBuffer> {
         self.buffer.as_ref().unwrap()
     }
 

@@ -11,11 +11,11 @@ use vmm_pool::{
     Buffer, CaptureScope, ChunkSize, DeviceStats, ElasticBuffer, ElasticBuilder, ElasticStats,
     GraphMemory, HostStats, Lane, Place, Pool, PoolBuilder,
 };
-use vmm_sys::object::{Stream, failed_drops, retry_failed_drops};
+use vmm_sys::object::{Stream, retry_failed_drops};
 use vmm_sys::sim::{Sim, SimBuilder};
-use vmm_sys::{CaptureMode, DeviceId, Driver, Location};
+use vmm_sys::{DeviceId, Driver, Location};
 
-use crate::engine::Scene;
+use crate::engine::{Scene, check_mode, give_back};
 
 /// The granularity of the devices, and the length of all chunks.
 pub(crate) const G: u64 = 2 << 20;
@@ -52,7 +52,11 @@ pub(crate) struct Stage {
 
 /// A machine as `sim` says, without a pool.
 pub(crate) fn bare(sim: fn(SimBuilder) -> SimBuilder) -> Stage {
-    let sim = sim(Sim::builder().devices(2)).build();
+    on(sim(Sim::builder().devices(2)).build())
+}
+
+/// The same on a machine that is there, of two devices.
+pub(crate) fn on(sim: Arc<Sim>) -> Stage {
     let driver: Arc<dyn Driver> = sim.clone();
     let streams = [HOME, HOME, NEXT].map(|device| Stream::create(&driver, device).unwrap());
     Stage {
@@ -180,12 +184,12 @@ impl Stage {
     }
 
     /// What both devices may do there.
-    fn access_at(&self, address: u64) -> String {
+    pub(crate) fn access_at(&self, address: u64) -> String {
         let ask = |device| self.driver.get_access(address, Location::Device(device)).ok();
         format!("{:?}", [HOME, NEXT].map(ask))
     }
 
-    fn bytes_at(&self, address: u64) -> String {
+    pub(crate) fn bytes_at(&self, address: u64) -> String {
         format!("{:02x?}", self.sim.peek(address, MARK_BYTES))
     }
 
@@ -222,7 +226,7 @@ impl Stage {
 }
 
 /// The books without what only counts events.
-fn books_of_buffer(mut stats: ElasticStats) -> ElasticStats {
+pub(crate) fn books_of_buffer(mut stats: ElasticStats) -> ElasticStats {
     stats.created_bytes = 0;
     stats.from_stock_bytes = 0;
     stats.scrubbed_bytes = 0;
@@ -374,23 +378,5 @@ impl Scene for Stage {
         pool.map_or(Ok(()), |pool| pool.verify())?;
         drop(streams);
         give_back(&driver)
-    }
-}
-
-/// What the driver refused to take back is kept, and goes when it is tried again.
-pub(crate) fn give_back(driver: &Arc<dyn Driver>) -> Result<(), String> {
-    match retry_failed_drops(driver) {
-        0 => Ok(()),
-        left => Err(format!("{left} are kept still: {:?}", failed_drops(driver))),
-    }
-}
-
-/// The thread is in the capture mode in which it began.
-pub(crate) fn check_mode(driver: &Arc<dyn Driver>) -> Result<(), String> {
-    let mode = driver.exchange_capture_mode(CaptureMode::Relaxed).unwrap();
-    driver.exchange_capture_mode(mode).unwrap();
-    match mode {
-        CaptureMode::Global => Ok(()),
-        mode => Err(format!("the thread is left in capture mode {mode:?}")),
     }
 }

@@ -80,9 +80,13 @@ impl Body {
         }
         let mut space = self.space.lock();
         let space = space.as_mut().ok_or_else(missing)?;
+        let is_extended = more.is_some();
         space.extend(more);
         let offsets: Vec<u64> = leaving.iter().map(|piece| piece.offset).collect();
-        space.replace(&offsets, &coming, chunks)?;
+        if let Err(error) = space.replace(&offsets, &coming, chunks) {
+            space.retract(is_extended);
+            return Err(error);
+        }
         self.set_generation(layout.generation);
         let bytes = |pieces: &[PieceEntry]| pieces.iter().map(|piece| piece.bytes).sum();
         Ok(Refreshed {

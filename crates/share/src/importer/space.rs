@@ -63,12 +63,12 @@ impl Space {
         if need_bytes <= have_bytes {
             return Ok(None);
         }
-        let needs_reopen = || ShareError::NeedsReopen { step, need_bytes, have_bytes };
+        let needs_reopen = |cause| ShareError::NeedsReopen { step, need_bytes, have_bytes, cause };
         let hint = self.address() + have_bytes;
         match Range::reserve(&self.driver, need_bytes - have_bytes, 0, hint) {
             Ok(range) if range.address() == hint => Ok(Some(range)),
-            Ok(_) => Err(needs_reopen()),
-            Err(error) if error.is_out_of_addresses() => Err(needs_reopen()),
+            Ok(_) => Err(needs_reopen(None)),
+            Err(error) if error.is_out_of_addresses() => Err(needs_reopen(Some(error))),
             Err(cause) => Err(ShareError::Driver { step, cause }),
         }
     }
@@ -76,6 +76,13 @@ impl Space {
     pub(super) fn extend(&mut self, range: Option<Range>) {
         let offset = self.bytes();
         self.ranges.extend(range.map(|range| (offset, range)));
+    }
+
+    /// Gives up the addresses of the last [`Space::extend`], in which nothing lies.
+    pub(super) fn retract(&mut self, was_extended: bool) {
+        if was_extended {
+            self.ranges.pop();
+        }
     }
 
     /// The range in which an offset lies, and the offset there.

@@ -114,7 +114,7 @@ pub(super) fn cases() -> Vec<Case> {
         .quiet(),
         Case::new(
             "pool::close_lane",
-            &["Pool::close_lane"],
+            &["Pool::close_lane", "Pool::try_close_lane"],
             || {
                 let mut stage = usual();
                 // SAFETY: the stage keeps it alive.

@@ -10,8 +10,8 @@ use vmm_sys::object::{Chunk, Event, Latch, Mapping, Range, Stream, retry_failed_
 use vmm_sys::sim::Sim;
 use vmm_sys::{AccessGrant, ChunkProps, Driver, HandleTypes, Location};
 
-use crate::engine::{Case, Scene};
-use crate::stage::{G, HOME, NEXT, check_mode, give_back};
+use crate::engine::{Case, Scene, check_mode, give_back};
+use crate::stage::{G, HOME, NEXT};
 
 /// Objects without a pool. Fields drop in this order: what stands on something goes before it.
 struct Bench {
