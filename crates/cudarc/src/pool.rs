@@ -1,8 +1,9 @@
 //! [`CudaPool`]: allocation for cudarc's streams.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::{CudaContext, CudaStream, DeviceRepr, HostSlice, ValidAsZeroBits};
+use parking_lot::Mutex;
 use vmm_pool::{CaptureScope, ElasticBuffer, Lane, Pool, PoolBuilder};
 use vmm_sys::cuda::Cuda;
 use vmm_sys::{Access, Driver};
@@ -91,7 +92,7 @@ impl CudaPoolBuilder {
         let devices: Result<Vec<_>, Error> =
             self.contexts.iter().map(|context| primary(context)).collect();
         let devices = devices?;
-        let driver: Arc<dyn Driver> = Cuda::open()?;
+        let driver: Arc<dyn Driver> = open()?;
         let mut builder = devices.iter().copied().fold(Pool::builder(driver), PoolBuilder::device);
         for &owner in devices.iter().filter(|_| self.share) {
             for &accessor in devices.iter().filter(|accessor| **accessor != owner) {
@@ -101,6 +102,19 @@ impl CudaPoolBuilder {
         let set = |builder, Configure(change): Configure| change(builder);
         Ok(CudaPool::over(self.configure.into_iter().fold(builder, set).build()?))
     }
+}
+
+/// The driver, the same for all pools that are alive. What it refused to take back of a pool that is gone,
+/// or could not be built, keeps it open, so that the next pool tries that again.
+fn open() -> Result<Arc<Cuda>, Error> {
+    static OPENED: Mutex<Weak<Cuda>> = Mutex::new(Weak::new());
+    let mut opened = OPENED.lock();
+    if let Some(cuda) = opened.upgrade() {
+        return Ok(cuda);
+    }
+    let cuda = Cuda::open()?;
+    *opened = Arc::downgrade(&cuda);
+    Ok(cuda)
 }
 
 impl CudaPool {

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 use vmm_sys::{DriverError, ResultCode, process};
 
-use crate::settings;
+use crate::{faults, settings};
 
 /// Why a call did not succeed: the code that the program gets, and words for the log.
 #[derive(Debug)]
@@ -58,6 +58,7 @@ pub(crate) fn pass(name: &'static str, body: impl FnOnce() -> Done) -> u32 {
         }
     });
     *CALLS.lock().entry(name).or_insert(0) += 1;
+    let body = || faults::check(name).and_then(|()| body());
     let answer = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         let words = panic.downcast_ref::<String>().map(String::as_str);
         let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");

@@ -14,6 +14,7 @@
 //! | `device`, `context`, `memory`, `copy`, `stream`, `event`, `graph`, `vmm`, `pointer` | the calls |
 //! | `module`, `function`, `kernels`, `launch` | modules, and the kernels that are known by name |
 //! | `errors`, `procaddr` | names of codes, and looking up functions |
+//! | `faults` | calls that fail on purpose |
 //! | `control` | `vmm_standin_*`: what tests steer and read |
 //!
 //! The file is not called `libcuda.so`: cargo puts its output directory on the library path of
@@ -35,6 +36,7 @@ mod copy;
 mod device;
 mod errors;
 mod event;
+mod faults;
 mod function;
 mod graph;
 mod kernels;

@@ -38,6 +38,7 @@ pub(crate) fn in_child(path: &str, name: &str, body: fn()) {
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
     assert!(out.contains(DONE), "the test did not run: {out}");
+    print!("{out}");
 }
 
 /// Defines tests that run by [`in_child`].
@@ -90,6 +91,42 @@ impl StandIn {
             // SAFETY: a nul-terminated text.
             unsafe { calls(name.as_ptr()) }
         })
+    }
+}
+
+impl StandIn {
+    /// Of the calls from now on, those from the `at`th on answer `code`, `times` of them.
+    pub(crate) fn fail(&self, at: u64, times: u64, code: u32) {
+        type Fail = unsafe extern "C" fn(u64, u64, u32) -> u32;
+        // SAFETY: of this type, by its documentation.
+        let fail = unsafe { self.0.get::<Fail>(b"vmm_standin_fail") }.unwrap();
+        // SAFETY: three numbers.
+        assert_eq!(unsafe { fail(at, times, code) }, 0);
+    }
+
+    /// Which did since.
+    pub(crate) fn failed(&self) -> Vec<String> {
+        type Failed = unsafe extern "C" fn(*mut u8, u64) -> u64;
+        // SAFETY: of this type, by its documentation.
+        let failed = unsafe { self.0.get::<Failed>(b"vmm_standin_failed") }.unwrap();
+        // SAFETY: nothing is written.
+        let mut names = vec![0; unsafe { failed(std::ptr::null_mut(), 0) } as usize + 1];
+        // SAFETY: as many bytes as there are.
+        unsafe { failed(names.as_mut_ptr(), names.len() as u64) };
+        names.pop();
+        let names = String::from_utf8(names).unwrap();
+        names.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Bytes, and objects beside them, that the driver has given out.
+    pub(crate) fn live(&self) -> (u64, u64) {
+        let count = |name: &[u8]| {
+            // SAFETY: both are of this type, by their documentation.
+            let count = unsafe { self.0.get::<unsafe extern "C" fn() -> u64>(name) }.unwrap();
+            // SAFETY: it takes nothing.
+            unsafe { count() }
+        };
+        (count(b"vmm_standin_live_bytes"), count(b"vmm_standin_live_objects"))
     }
 }
 

@@ -6,6 +6,7 @@ mod common;
 mod drop_in;
 mod elastic;
 mod ends;
+mod faults;
 mod gpus;
 mod graphs;
 mod streams;

@@ -61,7 +61,10 @@ impl Cuda {
         let code = unsafe { (self.entry.stream_synchronize)(StreamHandle::LEGACY.0) };
         match ResultCode(code) {
             ResultCode::SUCCESS => Ok(()),
-            code => Err(self.refused(call, Some(device), code)),
+            code => {
+                let refused = self.refused(call, Some(device), code);
+                Err(refused.because("at cuStreamSynchronize, which waits for its end"))
+            }
         }
     }
 
