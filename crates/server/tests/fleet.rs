@@ -4,6 +4,7 @@
 
 #[allow(dead_code, reason = "each program of tests uses a part of it")]
 mod common;
+mod faults;
 
 use std::thread;
 use std::time::Duration;

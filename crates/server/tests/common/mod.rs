@@ -10,7 +10,7 @@ use vmm_server::backend::sim::{Bytes, SimBackend};
 use vmm_server::backend::{Backend, BackendError, Batch, StepDone};
 use vmm_server::cache::{CacheSettings, Form};
 use vmm_server::clock::SimClock;
-use vmm_server::engine::{Answer, Engine, EngineSettings, Job, Outcome, Tick};
+use vmm_server::engine::{Answer, Engine, EngineError, EngineSettings, Job, Outcome, Tick};
 use vmm_server::model::{ModelSpec, VOCABULARY};
 use vmm_sys::object::Stream;
 use vmm_sys::sim::Sim;
@@ -71,6 +71,17 @@ impl Rig {
         settings: EngineSettings,
         around: impl Fn(Box<dyn Backend>) -> Box<dyn Backend>,
     ) -> Engine {
+        self.try_engine_with(spec, cache, settings, around).unwrap()
+    }
+
+    /// The same, if that can be.
+    pub(crate) fn try_engine_with(
+        &self,
+        spec: &ModelSpec,
+        cache: &CacheSettings,
+        settings: EngineSettings,
+        around: impl Fn(Box<dyn Backend>) -> Box<dyn Backend>,
+    ) -> Result<Engine, EngineError> {
         let clock = Arc::new(SimClock(self.sim.clone()));
         Engine::build(
             &self.pool,
@@ -84,7 +95,6 @@ impl Rig {
                 Ok(around(Box::new(backend)))
             },
         )
-        .unwrap()
     }
 
     /// Everything was given back, and the pool is whole.
@@ -117,9 +127,13 @@ pub(crate) struct Asked {
 
 impl Asked {
     pub(crate) fn of(engine: &mut Engine, prompt: Vec<u32>, max_tokens: u32) -> Asked {
+        Asked::by(|job| engine.submit(job), prompt, max_tokens)
+    }
+
+    pub(crate) fn by(submit: impl FnOnce(Job), prompt: Vec<u32>, max_tokens: u32) -> Asked {
         let answer = Answer::default();
         let sink = Box::new(answer.clone());
-        engine.submit(Job { prompt: prompt.clone(), max_tokens, sink });
+        submit(Job { prompt: prompt.clone(), max_tokens, sink });
         Asked { prompt, max_tokens, answer }
     }
 
