@@ -169,6 +169,7 @@ const WITHOUT_CASE: &[(&str, &[&str])] = &[
             "vmm_pool_version",
         ],
     ),
+    ("tells a cache's own threads what the calling thread is doing", &["is_operating"]),
     ("what every case ends with", &["failed_drops", "retry_failed_drops"]),
 ];
 
