@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use vmm_sys::caught::caught;
 use vmm_sys::object::RelaxedCapture;
-use vmm_sys::{Call, DeviceId};
+use vmm_sys::{Call, DeviceId, DriverError, DriverResult};
 
 use crate::device::Device;
 use crate::elastic::Move;
@@ -68,7 +68,7 @@ impl Balance {
 }
 
 /// What the last look found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BalanceVerdict {
     /// Nobody has looked.
@@ -93,6 +93,13 @@ pub enum BalanceVerdict {
         /// The device.
         device: DeviceId,
     },
+    /// The driver did not say how full a device is, and no other is full.
+    NotSeen {
+        /// The device.
+        device: DeviceId,
+        /// What it said instead.
+        refused: DriverError,
+    },
 }
 
 impl fmt::Display for BalanceVerdict {
@@ -109,6 +116,9 @@ impl fmt::Display for BalanceVerdict {
             }
             BalanceVerdict::BudgetSpent { device } => {
                 write!(f, "{device} is full, and the budget is spent for now")
+            }
+            BalanceVerdict::NotSeen { device, refused } => {
+                write!(f, "{device}: how full it is could not be asked: {refused}")
             }
         }
     }
@@ -238,9 +248,19 @@ impl Balancer {
         places: &Places,
         now_ms: u64,
     ) -> Result<(Arc<Body>, BalanceMove), BalanceVerdict> {
-        let mut seen: Vec<Seen<'_>> = places.devices.iter().filter_map(|it| see(it)).collect();
-        seen.sort_by(|a, b| b.part(0).total_cmp(&a.part(0)));
         let mut verdict = BalanceVerdict::Balanced;
+        let mut seen: Vec<Seen<'_>> = Vec::with_capacity(places.devices.len());
+        for device in &places.devices {
+            match see(device) {
+                Ok(it) => seen.push(it),
+                Err(refused) => {
+                    let device = device.plan.device;
+                    vmm_sys::say!(debug, %device, error = %refused, "balance leaves a device out");
+                    verdict = BalanceVerdict::NotSeen { device, refused };
+                }
+            }
+        }
+        seen.sort_by(|a, b| b.part(0).total_cmp(&a.part(0)));
         for full in seen.iter().filter(|it| it.part(0) >= self.settings.full) {
             let device = full.device.plan.device;
             let mut cold: Vec<(u64, u64, Arc<Body>)> = places
@@ -315,16 +335,16 @@ impl State {
 
 /// How full a device is: by the pool's limit, or by what the driver says of everybody's memory, whichever
 /// is more. What lies in the stock is not taken: it serves anybody.
-fn see(device: &Device) -> Option<Seen<'_>> {
+fn see(device: &Device) -> DriverResult<Seen<'_>> {
     let stock_bytes = device.depot.stock.lock().bytes();
     let ours = (device.depot.held_bytes().saturating_sub(stock_bytes), device.plan.limit_bytes);
     let info = {
-        let _relaxed = RelaxedCapture::enter(&device.driver).ok()?;
-        caught(Call::MemGetInfo, || device.driver.mem_info(device.plan.device)).ok()?
+        let _relaxed = RelaxedCapture::enter(&device.driver)?;
+        caught(Call::MemGetInfo, || device.driver.mem_info(device.plan.device))?
     };
     let taken = info.total_bytes.saturating_sub(info.free_bytes).saturating_sub(stock_bytes);
     let all = (taken, info.total_bytes);
     let part = |(taken, total): (u64, u64)| taken as f64 / total.max(1) as f64;
     let (taken_bytes, total_bytes) = if part(ours) > part(all) { ours } else { all };
-    Some(Seen { device, taken_bytes, total_bytes: total_bytes.max(1) })
+    Ok(Seen { device, taken_bytes, total_bytes: total_bytes.max(1) })
 }

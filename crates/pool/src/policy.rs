@@ -11,7 +11,7 @@ use vmm_sys::{Access, AccessGrant, Call, DeviceId, DriverError, Location};
 use crate::device::Device;
 use crate::elastic::access::Word;
 use crate::elastic::error::ElasticError;
-use crate::elastic::operation;
+use crate::elastic::operation::{self, Operation};
 use crate::error::Error;
 use crate::lanes::LaneRef;
 use crate::places::Places;
@@ -178,12 +178,13 @@ pub(crate) fn settle_debts(device: &Device) {
 
 /// The same for elastic buffers, which keep their own debts.
 fn restore_buffers(places: &Places, owner: DeviceId, accessor: DeviceId, before: Access) {
-    let all = places.bodies();
-    for body in all.iter().filter(|it| it.home() == owner && it.shape.follows_policy) {
-        // One that has ended meanwhile lets nobody in.
-        if let Ok(operation) = body.operate() {
-            operation.ungrant(accessor, before);
-        }
+    let undone = each_follower(places, owner, |operation| {
+        operation.ungrant(accessor, before);
+        Ok(())
+    });
+    if let Err(error) = undone {
+        // The process has no driver any more.
+        vmm_sys::say!(warn, %error, "access to buffers could not be taken back");
     }
 }
 
@@ -219,10 +220,25 @@ fn buffers(
     accessor: DeviceId,
     access: Access,
 ) -> Result<(), Error> {
+    each_follower(places, owner, |operation| operation.grant(accessor, access, Word::Policy))
+}
+
+/// Every elastic buffer with home `owner` that follows the policy. One that has ended meanwhile lets
+/// nobody in; nor does one that is broken, which must not keep the others from a change.
+fn each_follower(
+    places: &Places,
+    owner: DeviceId,
+    change: impl Fn(&Operation<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
     let all = places.bodies();
     let following = all.iter().filter(|it| it.home() == owner && it.shape.follows_policy);
-    following.into_iter().try_for_each(|body| match body.operate_unless_ended()? {
-        Some(operation) => operation.grant(accessor, access, Word::Policy),
-        None => Ok(()),
+    following.into_iter().try_for_each(|body| match body.operate_unless_ended() {
+        Ok(Some(operation)) => change(&operation),
+        Ok(None) => Ok(()),
+        Err(Error::Broken(broken)) => {
+            vmm_sys::say!(warn, %broken, "its access stays as it is");
+            Ok(())
+        }
+        Err(error) => Err(error),
     })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::hooks::{Cause, Phase};
 use super::operation::Operation;
-use super::state::{Backing, Standing, Stuck};
+use super::state::{Backing, Loose, Standing, Stuck};
 use crate::carries::Carrying;
 use crate::places::Site;
 use crate::turn::Turn;
@@ -60,11 +60,14 @@ impl Operation<'_> {
             let footing = Arc::downgrade(&footing);
             depot.leaving.add_shared(others, Vec::new(), &footing);
             match backing {
-                Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
+                Backing::Mapped(mapping)
+                | Backing::Stuck(Stuck { loose: Loose::Ungranted(mapping), .. }) => {
                     let mapping = std::iter::once(mapping);
                     depot.leaving.add_shared(mapping, gates.clone(), &footing);
                 }
-                Backing::Stuck(Stuck::Unmapped(chunk)) => depot.settle(chunk, Turn::Requester),
+                Backing::Stuck(Stuck { loose: Loose::Unmapped(chunk), .. }) => {
+                    depot.settle(chunk, Turn::Requester);
+                }
                 // Only the thread that holds the operation has one, and it is here.
                 Backing::InHand => {}
             }

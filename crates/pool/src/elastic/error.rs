@@ -100,11 +100,13 @@ pub enum ElasticError {
     /// are kept; it is tried again before every operation and every use.
     #[error(
         "the memory at offset {offset} could not be mapped back after a move that failed; its \
-         contents are kept, and it is tried again each time"
+         contents are kept, and it is tried again each time: {refused}"
     )]
     Stuck {
         /// Where.
         offset: u64,
+        /// What the driver last said to it.
+        refused: DriverError,
     },
     /// The buffer's chunks were made without a way to export them, which is fixed when they are
     /// made.

@@ -95,18 +95,18 @@ impl<'a> Operation<'a> {
                 standing.map(|it| std::mem::replace(&mut it.backing, Backing::InHand))
             };
             let Some(Backing::Stuck(stuck)) = taken else { continue };
-            let backing = self.stand(slot, stuck, &grants);
+            let backing = self.stand(slot, stuck.loose, &grants);
             self.0.state().set_backing(slot, backing);
         }
     }
 
     /// Refuses what concerns memory that is still stuck.
     pub(super) fn check_mended(&self) -> Result<(), Error> {
-        match self.0.state().stuck.first() {
+        match self.0.state().first_stuck() {
             None => Ok(()),
-            Some(slot) => {
-                let offset = u64::from(*slot) * self.0.shape.chunk_bytes;
-                Err(ElasticError::Stuck { offset }.into())
+            Some((slot, refused)) => {
+                let offset = u64::from(slot) * self.0.shape.chunk_bytes;
+                Err(ElasticError::Stuck { offset, refused: refused.clone() }.into())
             }
         }
     }

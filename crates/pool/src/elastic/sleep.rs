@@ -15,7 +15,7 @@ use super::error::ElasticError;
 use super::growth::Lenders;
 use super::hooks::{Cause, Phase};
 use super::operation::Operation;
-use super::state::{Backing, Standing, State, Stuck};
+use super::state::{Backing, Loose, Standing, State, Stuck};
 use super::terms::{Effort, Left, Target, Terms};
 use crate::error::Error;
 use crate::lane::{Wait, Waited};
@@ -213,10 +213,11 @@ impl Operation<'_> {
             drop(site.depot.unmap(other, turn));
         }
         let chunk = match standing.backing {
-            Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => {
+            Backing::Mapped(mapping)
+            | Backing::Stuck(Stuck { loose: Loose::Ungranted(mapping), .. }) => {
                 site.depot.unmap(mapping, turn)
             }
-            Backing::Stuck(Stuck::Unmapped(chunk)) => Some(chunk),
+            Backing::Stuck(Stuck { loose: Loose::Unmapped(chunk), .. }) => Some(chunk),
             Backing::InHand => None,
         };
         if let Some(chunk) = chunk {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use vmm_sys::object::{Chunk, Mapping};
-use vmm_sys::{Access, AccessGrant, DeviceId};
+use vmm_sys::{Access, AccessGrant, DeviceId, DriverError};
 
 use super::body::Body;
 use super::sleep::Asleep;
@@ -102,9 +102,26 @@ pub(crate) enum Backing {
 /// A chunk with a buffer's contents that nobody can use at its addresses: tried again before each
 /// operation and each use.
 #[derive(Debug)]
-pub(crate) enum Stuck {
+pub(crate) struct Stuck {
+    pub(super) loose: Loose,
+    /// What the driver last said.
+    pub(super) refused: DriverError,
+}
+
+/// How far a chunk is from being used at its addresses.
+#[derive(Debug)]
+pub(crate) enum Loose {
     Unmapped(Arc<Chunk>),
     Ungranted(Mapping),
+}
+
+impl Loose {
+    fn chunk(&self) -> &Arc<Chunk> {
+        match self {
+            Loose::Unmapped(chunk) => chunk,
+            Loose::Ungranted(mapping) => mapping.chunk(),
+        }
+    }
 }
 
 impl Standing {
@@ -121,8 +138,8 @@ impl Standing {
     /// Whether this is its chunk.
     pub(super) fn holds(&self, chunk: &Arc<Chunk>) -> bool {
         let own = match &self.backing {
-            Backing::Mapped(mapping) | Backing::Stuck(Stuck::Ungranted(mapping)) => mapping.chunk(),
-            Backing::Stuck(Stuck::Unmapped(chunk)) => chunk,
+            Backing::Mapped(mapping) => mapping.chunk(),
+            Backing::Stuck(stuck) => stuck.loose.chunk(),
             Backing::InHand => return false,
         };
         Arc::ptr_eq(own, chunk)
@@ -244,6 +261,14 @@ impl State {
                 false => list.remove(&slot),
             };
         }
+    }
+
+    /// The first slot whose chunk is stuck, for who holds the operation: nobody else has one in hand.
+    pub(super) fn first_stuck(&self) -> Option<(u32, &DriverError)> {
+        self.stuck.iter().find_map(|slot| match &self.pieces.get(slot)?.backing {
+            Backing::Stuck(stuck) => Some((*slot, &stuck.refused)),
+            Backing::Mapped(_) | Backing::InHand => None,
+        })
     }
 
     /// Those of these slots that have memory.

@@ -9,7 +9,7 @@ use vmm_sys::object::Chunk;
 
 use super::operation::Operation;
 use super::relocate::{Leg, Stage};
-use super::state::{Backing, Stuck};
+use super::state::{Backing, Loose, Stuck};
 use crate::place::Place;
 use crate::sync::thread;
 use crate::turn::Turn;
@@ -29,12 +29,12 @@ impl Operation<'_> {
             let backing = match stage {
                 Stage::Untouched | Stage::Stays => continue,
                 Stage::Old(mapping) => Backing::Mapped(mapping),
-                Stage::Nothing(old) => self.stand(leg.slot, Stuck::Unmapped(old), &grants),
+                Stage::Nothing(old) => self.stand(leg.slot, Loose::Unmapped(old), &grants),
                 Stage::New { mapping, old } => match Turn::Requester.with(|| mapping.unmap()) {
-                    Ok(_) => self.stand(leg.slot, Stuck::Unmapped(old), &grants),
+                    Ok(_) => self.stand(leg.slot, Loose::Unmapped(old), &grants),
                     Err((mapping, error)) => {
                         vmm_sys::say!(warn, %error, "a chunk stays where a failed move brought it");
-                        let backing = self.stand(leg.slot, Stuck::Ungranted(mapping), &grants);
+                        let backing = self.stand(leg.slot, Loose::Ungranted(mapping), &grants);
                         self.stay(leg, backing, old);
                         leg.stage = Stage::Stays;
                         continue;
@@ -63,14 +63,15 @@ impl Operation<'_> {
     }
 
     /// Has a chunk stand in a slot, granted to all who have access, as far as the driver lets.
-    pub(super) fn stand(&self, slot: u32, stuck: Stuck, grants: &[AccessGrant]) -> Backing {
-        let mapping = match stuck {
-            Stuck::Ungranted(mapping) => mapping,
-            Stuck::Unmapped(chunk) => match self.map(slot, chunk.clone()) {
+    pub(super) fn stand(&self, slot: u32, loose: Loose, grants: &[AccessGrant]) -> Backing {
+        let mapping = match loose {
+            Loose::Ungranted(mapping) => mapping,
+            Loose::Unmapped(chunk) => match self.map(slot, chunk.clone()) {
                 Ok(mapping) => mapping,
                 Err(error) => {
                     vmm_sys::say!(warn, %error, slot, "a chunk could not be mapped back; tried again later");
-                    return Backing::Stuck(Stuck::Unmapped(chunk));
+                    let loose = Loose::Unmapped(chunk);
+                    return Backing::Stuck(Stuck { loose, refused: error });
                 }
             },
         };
@@ -78,7 +79,7 @@ impl Operation<'_> {
             Ok(()) => Backing::Mapped(mapping),
             Err(error) => {
                 vmm_sys::say!(warn, %error, slot, "a chunk could not be granted; tried again later");
-                Backing::Stuck(Stuck::Ungranted(mapping))
+                Backing::Stuck(Stuck { loose: Loose::Ungranted(mapping), refused: error })
             }
         }
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::common::elastic::{G, Machine, machine};
 use vmm_pool::{Balance, BalanceStats, BalanceVerdict, ElasticBuffer, Error, Pool, PoolBuilder};
-use vmm_sys::DeviceId;
-use vmm_sys::sim::Sim;
+use vmm_sys::sim::{FaultPlan, Sim};
+use vmm_sys::{Call, DeviceId, ResultCode};
 
 const FULL: DeviceId = DeviceId(0);
 const EMPTY: DeviceId = DeviceId(1);
@@ -141,14 +141,35 @@ fn a_move_that_fails_is_counted_and_leaves_the_buffer() {
     let buffer = scene.buffer(FULL, 8, true);
     let rest = scene.buffer(FULL, 9, false);
     scene.pass(2000);
-    let refused = vmm_sys::sim::FaultPlan::fail(vmm_sys::ResultCode::UNKNOWN);
-    scene.machine.sim.inject(refused.on(vmm_sys::Call::EventRecord));
+    scene.machine.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::EventRecord));
     let stats = scene.look();
     scene.machine.sim.clear_faults();
     assert_eq!((stats.moves, stats.failed, buffer.device()), (0, 1, FULL));
     scene.pass(5000);
     assert_eq!(scene.look().moves, 1);
     drop((buffer, rest));
+    scene.machine.end();
+}
+
+#[test]
+fn a_look_that_the_driver_refuses_says_so_and_the_next_one_sees() {
+    let scene = scene(|pool| pool);
+    let (movable, rest) = (scene.buffer(FULL, 8, true), scene.buffer(FULL, 9, false));
+    scene.pass(2000);
+    for call in [Call::MemGetInfo, Call::ThreadExchangeStreamCaptureMode] {
+        scene.machine.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(call));
+        let verdict = scene.look().verdict;
+        let BalanceVerdict::NotSeen { refused, .. } = &verdict else { panic!("{verdict}") };
+        assert_eq!((refused.call(), refused.code()), (call, ResultCode::UNKNOWN));
+        assert!(verdict.to_string().contains(call.name()), "{verdict}");
+        scene.machine.sim.clear_faults();
+    }
+    // The full one is seen, and the only empty one is not.
+    scene.machine.sim.inject(FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemGetInfo).at(2));
+    assert_eq!(scene.look().verdict, BalanceVerdict::NowhereEmpty { device: FULL });
+    scene.machine.sim.clear_faults();
+    assert_eq!(scene.look().moves, 1);
+    drop((movable, rest));
     scene.machine.end();
 }
 

@@ -75,7 +75,10 @@ fn the_latch_opens_in_bounded_time_whatever_the_driver_refuses() {
     late.synchronize().unwrap();
     assert!(begun.elapsed() < LONG / 4, "{:?}", begun.elapsed());
     let stuck = buffer.use_on(&late).unwrap_err();
-    assert!(matches!(stuck, Error::Elastic(ElasticError::Stuck { .. })), "{stuck}");
+    // It says what the driver refuses.
+    let Error::Elastic(ElasticError::Stuck { refused, .. }) = &stuck else { panic!("{stuck}") };
+    assert_eq!((refused.call(), refused.code()), (Call::MemMap, ResultCode::UNKNOWN), "{stuck}");
+    assert!(stuck.to_string().contains("cuMemMap"), "{stuck}");
     // The contents are kept, and come back when the driver lets them.
     machine.sim.clear_faults();
     check_bytes(&buffer, 2);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use vmm_sys::object::Stream;
 use vmm_sys::sim::{CallGate, FaultPlan, Sim};
-use vmm_sys::{Call, DeviceId, Driver};
+use vmm_sys::{Call, DeviceId, Driver, ResultCode};
 
 use super::super::Lane;
 use super::*;
@@ -261,6 +261,18 @@ fn an_elastic_buffer_in_whose_change_a_thread_panics_is_broken_alone() {
     }
     assert_eq!((buffer.pieces().len() as u64) * buffer.chunk_bytes(), buffer.committed_bytes());
     assert_eq!(scene.pool.stats().broken.len(), 1);
+    // It keeps nobody from a change of the policy, nor from one that fails and is taken back.
+    let grants = |answer: Result<(), Error>, access| {
+        answer.unwrap();
+        assert_eq!(other.access(DeviceId(1)), access);
+    };
+    let read = vmm_sys::Access::Read;
+    grants(scene.pool.grant(DeviceId(0), DeviceId(1), read), read);
+    let refused = FaultPlan::fail(ResultCode::UNKNOWN).on(Call::MemSetAccess).once();
+    scene.sim.inject(refused);
+    scene.pool.grant(DeviceId(0), DeviceId(1), vmm_sys::Access::ReadWrite).unwrap_err();
+    scene.sim.clear_faults();
+    grants(Ok(()), read);
     other.grow_to(8 * MIB).unwrap();
     drop(other);
     scene.pool.verify().unwrap();
