@@ -6,9 +6,9 @@ use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
-use vmm_sys::process::is_forked_child;
 
 use vmm_pool::{ElasticError, Error};
+use vmm_sys::process::is_forked_child;
 
 use crate::sync::{Condvar, Mutex, thread_local};
 

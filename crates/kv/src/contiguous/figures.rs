@@ -1,10 +1,11 @@
 //! Figures of a contiguous cache: what it has, what it could still take, how many sequences fit.
 
+use vmm_sys::process::is_forked_child;
+
 use super::ContiguousCache;
 use super::books::Use;
 use crate::room::{ADDRESS_SPACE_BYTES, KvRoom, MAPPINGS_MAX};
 use crate::stats::KvStats;
-use vmm_sys::process::is_forked_child;
 
 /// How many sequences of a length a cache of this layout could have, whatever the memory: see
 /// [`ContiguousCache::capacity`].

@@ -5,13 +5,12 @@
 //! a chunk that is another's too gets one of its own first, contents kept: a forked sequence at its
 //! first append, one that was cut below what it has in common at its next.
 
-use crate::error::check_process;
 use std::time::Duration;
 
 use vmm_pool::Error;
 
 use super::sequence::Sequence;
-use crate::error::KvError;
+use crate::error::{KvError, check_process};
 use crate::memory::{Form, Need};
 
 /// How long a chunk of its own waits for guards of other threads.

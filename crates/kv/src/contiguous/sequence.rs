@@ -1,14 +1,14 @@
 //! [`Sequence`]: one context, which grows token by token.
 
-use crate::error::check_process;
 use std::fmt;
 use std::sync::Arc;
+
 use vmm_sys::process::is_forked_child;
 
 use super::Handle;
 use super::core::Core;
 use super::slot::Slot;
-use crate::error::KvError;
+use crate::error::{KvError, check_process};
 use crate::layout::Part;
 
 /// A sequence of a [`ContiguousCache`](super::ContiguousCache). Dropping it frees its memory for

@@ -1,18 +1,17 @@
 //! [`PagedCache`]: the handle of a paged cache.
 
-use crate::error::check_process;
 use std::fmt;
 use std::sync::Arc;
-use vmm_sys::process::{is_forked_child, keep_in_forked_child};
 
 use vmm_pool::{ElasticBuffer, Pool, ShortageHook, Use};
 use vmm_sys::object::Stream;
+use vmm_sys::process::{is_forked_child, keep_in_forked_child};
 
 use super::builder::PagedBuilder;
 use super::moves::Packed;
 use super::sequence::PagedSequence;
 use super::shared::Shared;
-use crate::error::KvError;
+use crate::error::{KvError, check_process};
 use crate::grower::Grower;
 use crate::layout::{BlockLayout, KvShape};
 use crate::shortage::{EvictionHook, KvShortage};

@@ -1,10 +1,11 @@
 //! Figures of a paged cache: what it has, what it could still take; the walker.
 
-use crate::error::check_process;
 use std::collections::BTreeSet;
+
 use vmm_sys::process::is_forked_child;
 
 use super::cache::PagedCache;
+use crate::error::check_process;
 use crate::room::{KvRoom, MAPPINGS_MAX};
 use crate::stats::KvStats;
 use crate::sync::atomic::Ordering;

@@ -1,12 +1,12 @@
 //! [`PagedSequence`]: one sequence of a paged cache.
 
-use crate::error::check_process;
 use std::fmt;
 use std::sync::Arc;
+
 use vmm_sys::process::{is_forked_child, keep_in_forked_child};
 
 use super::shared::Shared;
-use crate::error::KvError;
+use crate::error::{KvError, check_process};
 use crate::layout::Part;
 use crate::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,10 +1,9 @@
 //! [`BlockTables`]: block numbers as paged-attention kernels take them.
 
-use crate::error::check_process;
 use std::sync::Arc;
 
 use super::sequence::PagedSequence;
-use crate::error::KvError;
+use crate::error::{KvError, check_process};
 
 /// The tables of a batch: a matrix of 32-bit block numbers, `[rows][max_blocks]`, and the number
 /// of tokens of each row. It is what the paged-attention kernels of vLLM and FlashAttention take as

@@ -64,11 +64,6 @@ impl<T> Mutex<T> {
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }
-
-    /// The value.
-    pub fn into_inner(self) -> T {
-        self.inner.into_inner()
-    }
 }
 
 impl<T: Default> Default for Mutex<T> {
