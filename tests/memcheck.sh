@@ -18,7 +18,7 @@ packages=(vmm-heap vmm-lock vmm-sys vmm-pool vmm-share vmm-pool-capi)
 left_out=(
     # Thousands of random operations, against a model.
     without_slabs with_slabs with_default_settings places_the_trace the_window_with_the_fewest
-    alike brute_force
+    alike brute_force in_many_states
     # Threads that spin against each other, which take turns here.
     never_inside_together several_intruders
     # A hundred thousand operations of up to sixteen lanes.
@@ -34,6 +34,6 @@ fi
 host=$(rustc -vV | sed -n 's/^host: //p')
 # Programs that a test starts run by themselves; a fork goes on under valgrind.
 valgrind=(valgrind --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite
-    --show-leak-kinds=definite --fair-sched=yes)
+    --show-leak-kinds=definite --fair-sched=yes "--suppressions=$PWD/tests/memcheck.supp")
 export "CARGO_TARGET_$(tr 'a-z-' 'A-Z_' <<<"$host")_RUNNER=${valgrind[*]}"
 cargo test --no-fail-fast --lib --tests "${packages[@]/#/--package=}" -- --test-threads=1 "${left_out[@]/#/--skip=}"

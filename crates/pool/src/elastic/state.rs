@@ -10,7 +10,7 @@ use vmm_sys::{Access, AccessGrant, DeviceId, DriverError};
 
 use super::body::Body;
 use super::sleep::Asleep;
-use crate::broken::Broken;
+use crate::broken::{Broken, keep_for_good};
 use crate::depot::Footing;
 use crate::error::Error;
 use crate::landing::Spare;
@@ -191,8 +191,7 @@ impl State {
 
     /// Lets everything stay where it is, whoever may still use it.
     pub(super) fn keep_for_good(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.pieces));
-        std::mem::forget(self.asleep.take());
+        keep_for_good((std::mem::take(&mut self.pieces), self.asleep.take()));
     }
 
     pub(super) fn new(home: DeviceId, access: BTreeMap<DeviceId, Access>) -> State {

@@ -12,7 +12,7 @@ use vmm_sys::caught::thrown;
 use vmm_sys::object::{Chunk, Mapping};
 
 use super::{Gate, LaneCell, LaneState};
-use crate::broken::{Broken, BrokenPart, Since};
+use crate::broken::{Broken, BrokenPart, Since, keep_for_good};
 use crate::device::Device;
 use crate::directory;
 use crate::error::Error;
@@ -74,7 +74,7 @@ impl Wrecks {
             if buffers > 0 {
                 let broken = &wreck.broken;
                 vmm_sys::say!(error, buffers, %broken, "its memory is kept for good");
-                std::mem::forget(held);
+                keep_for_good(held);
                 continue;
             }
             for (address, bytes) in held.region.ranges() {
@@ -196,7 +196,7 @@ impl LaneCell {
         device.wrecks.0.lock().push((wreck, Held { cell: self, region, retired, gates }));
         // Its end would make driver calls, here under the lane's lock.
         if Arc::strong_count(&device) == 1 {
-            std::mem::forget(device);
+            keep_for_good(device);
         }
     }
 

@@ -21,7 +21,21 @@ struct Pending {
     generation: u64,
     pieces: Vec<u64>,
     until: Instant,
+    /// They were there, and could not be sent.
+    unsent: Option<Vec<Arc<OwnedFd>>>,
 }
+
+/// An export's board that is to be sent.
+#[derive(Debug)]
+struct Opening {
+    opened: Frame,
+    offer: Arc<OfferCore>,
+    until: Instant,
+}
+
+/// What becomes of descriptors that a user has too many of on their way between processes already
+/// (`ETOOMANYREFS`): they are tried again until the time is over.
+const CROWDED: &str = "too many descriptors of this user are on their way between processes";
 
 /// A connection.
 #[derive(Debug)]
@@ -30,6 +44,7 @@ pub(super) struct Client {
     pub(super) socket: OwnedFd,
     /// Until when it has to say who it is.
     greet_until: Option<Instant>,
+    opening: Option<Opening>,
     pending: Option<Pending>,
     /// The request that the keeper is going to answer.
     kept: Option<u32>,
@@ -46,12 +61,13 @@ fn cut<T>(why: impl Into<String>) -> Step<T> {
 
 impl Client {
     pub(super) fn new(number: u64, socket: OwnedFd, greet_until: Instant) -> Client {
-        Client { number, socket, greet_until: Some(greet_until), pending: None, kept: None }
+        let greet_until = Some(greet_until);
+        Client { number, socket, greet_until, opening: None, pending: None, kept: None }
     }
 
     /// Whether it may ask now: one request at a time.
     pub(super) fn listens(&self) -> bool {
-        self.pending.is_none() && self.kept.is_none()
+        self.opening.is_none() && self.pending.is_none() && self.kept.is_none()
     }
 
     /// When something has to have happened.
@@ -81,7 +97,7 @@ impl Client {
             (Message::Hello, Some(_)) => {
                 step!("exporter-hello");
                 self.greet_until = None;
-                self.send(request, Message::Welcome { exporter: core.id }, &[])
+                self.send(request, Message::Welcome { exporter: core.id })
             }
             (Message::Open { name, write }, None) => self.open(core, request, &name, write),
             (Message::Describe { export, first }, None) => {
@@ -93,7 +109,8 @@ impl Client {
                     return self.refuse(request, Refusal::Withdrawn, "no such export");
                 };
                 let until = Instant::now() + core.plan.timeout;
-                self.pending = Some(Pending { request, offer, generation, pieces, until });
+                self.pending =
+                    Some(Pending { request, offer, generation, pieces, until, unsent: None });
                 self.resume(core)
             }
             (Message::Owner(question), None) if core.keeper.is_some() => {
@@ -109,7 +126,7 @@ impl Client {
         }
     }
 
-    fn open(&self, core: &Core, request: u32, name: &str, write: bool) -> Step<()> {
+    fn open(&mut self, core: &Core, request: u32, name: &str, write: bool) -> Step<()> {
         step!("exporter-open");
         let Some(offer) = core.by_name(name) else {
             return self.refuse(request, Refusal::Unknown, &format!("{name:?} is not offered"));
@@ -128,8 +145,22 @@ impl Client {
             chunk_bytes: offer.chunk_bytes,
             ordering: offer.publisher.ordering.clone(),
         };
-        self.send(request, opened, &[offer.board.file()])?;
-        step!("exporter-opened");
+        let opened = Frame { request, message: opened };
+        self.opening = Some(Opening { opened, offer, until: Instant::now() + core.plan.timeout });
+        self.finish_open()
+    }
+
+    fn finish_open(&mut self) -> Step<()> {
+        let Some(Opening { opened, offer, until }) = &self.opening else { return Ok(()) };
+        match send(&self.socket, opened, &[offer.board.file()]) {
+            Err(Errno::TOOMANYREFS) if Instant::now() < *until => return Ok(()),
+            Err(Errno::TOOMANYREFS) => self.refuse(opened.request, Refusal::Failed, CROWDED)?,
+            sent => {
+                self.check(sent)?;
+                step!("exporter-opened");
+            }
+        }
+        self.opening = None;
         Ok(())
     }
 
@@ -147,37 +178,36 @@ impl Client {
         let part = layout.entries.iter().skip(first as usize).take(LAYOUT_PIECES_MAX);
         let pieces = part.copied().collect();
         let generation = layout.generation;
-        self.send(request, Message::Layout { generation, total, first, pieces }, &[])?;
+        self.send(request, Message::Layout { generation, total, first, pieces })?;
         step!("exporter-described");
         Ok(())
     }
 
     /// Sends the descriptors that were asked for, if they are there; asks for them if not.
     pub(super) fn resume(&mut self, core: &Core) -> Step<()> {
-        let Some(pending) = &self.pending else { return Ok(()) };
-        let (request, offer) = (pending.request, pending.offer.clone());
-        let refusal = self.refusal(core, pending);
-        if let Some((reason, why)) = refusal {
-            self.pending = None;
+        let Some(mut pending) = self.pending.take() else { return Ok(()) };
+        if let Some((reason, why)) = self.refusal(core, &pending) {
             core.forget_client(self.number);
-            return self.refuse(request, reason, &why);
+            return self.refuse(pending.request, reason, &why);
         }
-        let Some(descriptors) = offer.shelf.lock().take(&pending.pieces) else {
-            let (client, pieces) = (self.number, pending.pieces.clone());
-            core.request(Job { client, offer, pieces });
+        let Pending { request, ref offer, generation, ref pieces, .. } = pending;
+        let made = pending.unsent.take().or_else(|| offer.shelf.lock().take(pieces));
+        let Some(descriptors) = made else {
+            core.request(Job { client: self.number, offer: offer.clone(), pieces: pieces.clone() });
+            self.pending = Some(pending);
             return Ok(());
         };
-        let (generation, pieces) = (pending.generation, pending.pieces.clone());
+        let message = Message::Pieces { generation, pieces: pieces.clone() };
         let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-        let message = Message::Pieces { generation, pieces };
         match send(&self.socket, &Frame { request, message }, &borrowed) {
-            // More on their way between processes than the user may have: later.
-            Err(Errno::TOOMANYREFS) => return Ok(()),
+            Err(Errno::TOOMANYREFS) => {
+                pending.unsent = Some(descriptors);
+                self.pending = Some(pending);
+                return Ok(());
+            }
             sent => self.check(sent)?,
         }
         step!("exporter-sent");
-        self.pending = None;
-        drop(borrowed);
         drop(descriptors);
         core.note_sent(self.number);
         Ok(())
@@ -201,8 +231,11 @@ impl Client {
         if let Some(id) = unknown {
             return Some((Refusal::Unknown, format!("there is no piece {id}")));
         }
-        (pending.until <= Instant::now())
-            .then(|| (Refusal::Failed, "the descriptors were not made in time".to_owned()))
+        let why = match &pending.unsent {
+            Some(_) => CROWDED,
+            None => "the descriptors were not made in time",
+        };
+        (pending.until <= Instant::now()).then(|| (Refusal::Failed, why.to_owned()))
     }
 
     /// Looks at the clock.
@@ -214,27 +247,25 @@ impl Client {
             let answer = core.keeper.as_ref().and_then(|it| it.answer(self.number));
             self.answer_kept(answer)?;
         }
-        match self.pending {
-            Some(_) => self.resume(core),
-            None => Ok(()),
-        }
+        self.finish_open()?;
+        self.resume(core)
     }
 
     /// Passes on what the keeper says, if it does by now.
     fn answer_kept(&mut self, answer: Option<Message>) -> Step<()> {
         let Some(answer) = answer else { return Ok(()) };
         match self.kept.take() {
-            Some(request) => self.send(request, answer, &[]),
+            Some(request) => self.send(request, answer),
             None => Ok(()),
         }
     }
 
     pub(super) fn refuse(&self, request: u32, reason: Refusal, text: &str) -> Step<()> {
-        self.send(request, Message::Refused { reason, text: text.to_owned() }, &[])
+        self.send(request, Message::Refused { reason, text: text.to_owned() })
     }
 
-    fn send(&self, request: u32, message: Message, descriptors: &[BorrowedFd<'_>]) -> Step<()> {
-        self.check(send(&self.socket, &Frame { request, message }, descriptors))
+    fn send(&self, request: u32, message: Message) -> Step<()> {
+        self.check(send(&self.socket, &Frame { request, message }, &[]))
     }
 
     /// Whoever keeps to the protocol reads each answer before the next question, so there is always

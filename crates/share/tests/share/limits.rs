@@ -1,7 +1,7 @@
 //! Few descriptors, and GPUs by other names.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vmm_share::{Access, Address, Refusal, ShareError};
 use vmm_sys::sim::Sim;
@@ -47,6 +47,33 @@ fn an_owner_without_descriptors_says_so_and_goes_on() {
     owner.ask("shrink 20");
     let import = importer.open("buffer", Access::Read).unwrap();
     assert_eq!(import.bytes(), 20 * G);
+    drop((import, importer));
+    owner.finish(&sim);
+}
+
+#[test]
+fn descriptors_that_cannot_be_sent_now_are_sent_when_they_can() {
+    let few = [("VMM_SHARE_TEST_NOFILE", "256"), ("VMM_SHARE_TEST_TIMEOUT_MS", "1000")];
+    let mut owner = Second::owner(&few);
+    let (sim, driver) = machine(2);
+    let importer = connect(&owner.address, &driver);
+    owner.ask("clog");
+    // For too long: it says so, and nobody is cut off.
+    let refused = importer.open("buffer", Access::Read).unwrap_err();
+    assert!(matches!(refused, ShareError::Refused { reason: Refusal::Failed, .. }), "{refused}");
+    assert!(refused.to_string().contains("too many descriptors of this user"), "{refused}");
+    assert_eq!(owner.ask("clients"), "1");
+    // For a while: the answer comes late.
+    let import = std::thread::scope(|scope| {
+        let opening = scope.spawn(|| importer.open("buffer", Access::Read));
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!opening.is_finished(), "the way is not clogged");
+        owner.ask("unclog");
+        opening.join().unwrap().unwrap()
+    });
+    let mut byte = [0];
+    import.read(3 * G, &mut byte).unwrap();
+    assert_eq!(byte, [pattern(3)]);
     drop((import, importer));
     owner.finish(&sim);
 }

@@ -1,5 +1,6 @@
 //! The two processes of a test.
 
+mod clog;
 pub(crate) mod keeper;
 pub(crate) mod owner;
 pub(crate) mod reader;

@@ -9,6 +9,7 @@ use vmm_sys::object::Stream;
 use vmm_sys::sim::Sim;
 use vmm_sys::{DeviceId, Driver};
 
+use super::clog::Clog;
 use super::second::Answers;
 use super::{G, machine, pattern};
 
@@ -81,6 +82,7 @@ pub(crate) fn fill(buffer: &ElasticBuffer, slots: std::ops::Range<u64>) {
 pub(crate) fn answers(address: Address) -> Answers {
     let slots = number("VMM_SHARE_TEST_SLOTS").unwrap_or(4);
     let mut owner = Some(Owner::new(address, slots));
+    let mut clog: Option<Clog> = None;
     Box::new(move |words| {
         if words == ["end"] {
             return owner.take().map(Owner::end);
@@ -132,6 +134,14 @@ pub(crate) fn answers(address: Address) -> Answers {
             ["fork"] => Some(super::in_fork(|| {
                 drop((owner.offer.take(), owner.exporter.take()));
             })),
+            ["clog"] => {
+                clog.get_or_insert_with(Clog::new);
+                Some("clogged".to_owned())
+            }
+            ["unclog"] => {
+                drop(clog.take());
+                Some("free".to_owned())
+            }
             ["clients"] => Some(owner.exporter.as_ref()?.stats().clients.to_string()),
             ["descriptors"] => Some(owner.exporter.as_ref()?.stats().descriptors.to_string()),
             // Memory that only descriptors keep.
