@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::mem;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::AtomicU64;
 
@@ -72,21 +71,36 @@ pub struct PeerCredentials {
 
 /// Asks the kernel. Not through rustix, whose type has no room for a process without a number here.
 pub(crate) fn peer_credentials(socket: impl AsFd) -> io::Result<PeerCredentials> {
-    // SAFETY: plain numbers, for which all zeros is a value.
-    let mut peer: libc::ucred = unsafe { mem::zeroed() };
-    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `peer` is writable for `bytes` bytes during the call; the descriptor is open.
+    let none = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let peer = socket_option(socket, libc::SO_PEERCRED, none)?;
+    Ok(PeerCredentials { pid: peer.pid as u32, uid: peer.uid, gid: peer.gid })
+}
+
+/// The process at the other end of a connection (`SO_PEERPIDFD`, Linux 6.5): readable once it has ended.
+/// `None`: the kernel does not say, or this process may have no descriptor more.
+pub(crate) fn peer_process(socket: impl AsFd) -> Option<OwnedFd> {
+    let process: libc::c_int = socket_option(socket, libc::SO_PEERPIDFD, -1).ok()?;
+    // SAFETY: the kernel made this descriptor for the call, and nobody else knows it.
+    (process >= 0).then(|| unsafe { OwnedFd::from_raw_fd(process) })
+}
+
+/// An option of a socket whose value is one of plain numbers.
+fn socket_option<T: Copy>(socket: impl AsFd, option: libc::c_int, none: T) -> io::Result<T> {
+    let mut value = none;
+    let mut bytes = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is writable for `bytes` bytes during the call, and numbers with any bits are values
+    // of its type; the descriptor is open.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
+            option,
+            (&raw mut value).cast(),
             &raw mut bytes,
         )
     };
     match result {
-        0 => Ok(PeerCredentials { pid: peer.pid as u32, uid: peer.uid, gid: peer.gid }),
+        0 => Ok(value),
         _ => Err(io::Error::last_os_error()),
     }
 }

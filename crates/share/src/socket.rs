@@ -121,22 +121,40 @@ pub(crate) fn message_room() -> Vec<u8> {
     vec![0; MESSAGE_BYTES_MAX]
 }
 
-/// Waits until `socket` has one of `events`, or is closed at the other end, or the time is over.
-/// Says whether it was not.
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// The socket has what was waited for, or is closed at the other end.
+    Ready,
+    /// It has not, and the process at the other end is no more.
+    Ended,
+    /// The time is over.
+    Late,
+}
+
+/// Waits until `socket` has one of `events`, or is closed at the other end, or `process` has ended, or the
+/// time is over.
 pub(crate) fn wait(
     socket: impl AsFd,
+    process: Option<BorrowedFd<'_>>,
     events: PollFlags,
     deadline: Instant,
-) -> rustix::io::Result<bool> {
+) -> rustix::io::Result<Waited> {
+    let fd = socket.as_fd();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let fd = socket.as_fd();
-        let mut fds = [PollFd::from_borrowed_fd(fd, events)];
+        // Without a process the socket stands for it, with nothing to wait for but its end.
+        let (process, wanted) = process.map_or((fd, PollFlags::empty()), |it| (it, PollFlags::IN));
+        let mut fds =
+            [PollFd::from_borrowed_fd(fd, events), PollFd::from_borrowed_fd(process, wanted)];
         match poll(&mut fds, Some(&timespec(left))) {
             Err(Errno::INTR) => {}
-            Ok(0) if left.is_zero() => return Ok(false),
+            Ok(0) if left.is_zero() => return Ok(Waited::Late),
             Ok(0) => {}
-            Ok(_) => return Ok(true),
+            Ok(_) => {
+                let is_ready = !fds[0].revents().is_empty();
+                return Ok(if is_ready { Waited::Ready } else { Waited::Ended });
+            }
             Err(error) => return Err(error),
         }
     }
@@ -199,9 +217,8 @@ mod tests {
             let received = receive(&right, taken, &mut room).unwrap();
             assert!(matches!(received, Received::Wrong(_)), "{received:?}");
             // The last of them is closed when there is an end.
-            assert!(
-                wait(&reader, PollFlags::IN, Instant::now() + Duration::from_secs(10)).unwrap()
-            );
+            let late = Instant::now() + Duration::from_secs(10);
+            assert_eq!(wait(&reader, None, PollFlags::IN, late).unwrap(), Waited::Ready);
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         }
     }
@@ -210,8 +227,8 @@ mod tests {
     fn a_wait_ends() {
         let (left, right) = pair();
         let soon = || Instant::now() + Duration::from_millis(5);
-        assert!(!wait(&right, PollFlags::IN, soon()).unwrap());
+        assert!(wait(&right, None, PollFlags::IN, soon()).unwrap() == Waited::Late);
         send(&left, &hello(), &[]).unwrap();
-        assert!(wait(&right, PollFlags::IN, soon()).unwrap());
+        assert!(wait(&right, None, PollFlags::IN, soon()).unwrap() == Waited::Ready);
     }
 }

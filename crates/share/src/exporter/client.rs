@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use super::core::{Core, Job};
 use super::offer::OfferCore;
 use crate::error::Refusal;
+use crate::os::peer_process;
 use crate::socket::{Received, receive, send};
 use crate::steps::step;
 use crate::wire::{Frame, LAYOUT_PIECES_MAX, Message};
@@ -42,6 +43,8 @@ const CROWDED: &str = "too many descriptors of this user are on their way betwee
 pub(super) struct Client {
     pub(super) number: u64,
     pub(super) socket: OwnedFd,
+    /// The process at the other end, whose forks may have the connection open for longer than itself.
+    pub(super) process: Option<OwnedFd>,
     /// Until when it has to say who it is.
     greet_until: Option<Instant>,
     opening: Option<Opening>,
@@ -61,8 +64,8 @@ fn cut<T>(why: impl Into<String>) -> Step<T> {
 
 impl Client {
     pub(super) fn new(number: u64, socket: OwnedFd, greet_until: Instant) -> Client {
-        let greet_until = Some(greet_until);
-        Client { number, socket, greet_until, opening: None, pending: None, kept: None }
+        let (process, greet_until) = (peer_process(&socket), Some(greet_until));
+        Client { number, socket, process, greet_until, opening: None, pending: None, kept: None }
     }
 
     /// Whether it may ask now: one request at a time.

@@ -25,6 +25,21 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How often a client that waits for something is looked at, whatever else happens.
 const LOOK: Duration = Duration::from_millis(2);
 
+/// What a look at a client found.
+#[derive(Clone, Copy, Default)]
+struct News {
+    /// It has sent something, or closed the connection.
+    is_ready: bool,
+    /// Its process has.
+    has_ended: bool,
+}
+
+impl News {
+    fn ready(is_ready: Option<bool>) -> News {
+        News { is_ready: is_ready == Some(true), has_ended: false }
+    }
+}
+
 pub(super) struct Service<'a> {
     core: &'a Core,
     listener: OwnedFd,
@@ -48,22 +63,22 @@ impl Service<'_> {
 
     pub(super) fn run(mut self) {
         while !self.core.stops() {
-            let (ready, knock) = match self.wait() {
+            let (news, knock) = match self.wait() {
                 Ok(found) => found,
                 Err(error) => {
                     vmm_sys::say!(error, %error, "an exporter cannot wait for its clients; it ends");
                     return;
                 }
             };
-            self.serve(&ready);
+            self.serve(&news);
             if knock {
                 self.accept();
             }
         }
     }
 
-    /// Waits until somebody wants something: which clients, and whether somebody new.
-    fn wait(&self) -> rustix::io::Result<(Vec<bool>, bool)> {
+    /// Waits until there is news: of which clients, and whether somebody new wants something.
+    fn wait(&self) -> rustix::io::Result<(Vec<News>, bool)> {
         let now = Instant::now();
         let knocks = if self.accept_at <= now { PollFlags::IN } else { PollFlags::empty() };
         let mut fds =
@@ -72,17 +87,23 @@ impl Service<'_> {
             let events = if client.listens() { PollFlags::IN } else { PollFlags::empty() };
             PollFd::from_borrowed_fd(client.socket.as_fd(), events)
         }));
+        let processes = self.clients.iter().filter_map(|client| client.process.as_ref());
+        fds.extend(processes.map(|process| PollFd::new(process, PollFlags::IN)));
         let timeout = self.timeout(now).map(timespec);
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
-        let ready = fds.iter().skip(2).map(|fd| !fd.revents().is_empty()).collect();
+        let mut ready = fds.iter().skip(2).map(|fd| !fd.revents().is_empty());
+        let mut news: Vec<News> = self.clients.iter().map(|_| News::ready(ready.next())).collect();
+        for (client, news) in self.clients.iter().zip(&mut news) {
+            news.has_ended = client.process.is_some() && ready.next() == Some(true);
+        }
         let knock = fds.get(1).is_some_and(|fd| fd.revents().contains(PollFlags::IN));
         let mut count = [0; 8];
         // Nothing to read is the usual case.
         let _ = rustix::io::read(&self.core.waker, &mut count);
-        Ok((ready, knock))
+        Ok((news, knock))
     }
 
     fn timeout(&self, now: Instant) -> Option<Duration> {
@@ -94,16 +115,18 @@ impl Service<'_> {
     }
 
     /// One message of each that has one, and a look at the clock for all.
-    fn serve(&mut self, ready: &[bool]) {
+    fn serve(&mut self, news: &[News]) {
         let now = Instant::now();
         let (core, room) = (self.core, &mut self.room);
-        let mut ready = ready.iter().copied().chain(std::iter::repeat(false));
+        let mut news = news.iter().copied().chain(std::iter::repeat(News::default()));
         self.clients.retain_mut(|client| {
-            let is_ready = ready.next().unwrap_or(false);
-            let serve = || match (is_ready, client.listens()) {
+            let news = news.next().unwrap_or_default();
+            let serve = || match (news.is_ready, client.listens()) {
                 (true, true) => client.read(core, room).and_then(|()| client.tick(core, now)),
                 // It was asked for nothing, so this is its end.
                 (true, false) => Err(Cut(None)),
+                // What it had to say is read.
+                (false, _) if news.has_ended => Err(Cut(None)),
                 (false, _) => client.tick(core, now),
             };
             // The thread serves others: a panic is the end of one.

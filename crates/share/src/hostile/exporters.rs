@@ -18,7 +18,7 @@ use crate::address::Address;
 use crate::error::{Refusal, ShareError};
 use crate::importer::{Access, ImportState, Importer, ImporterOptions};
 use crate::page::NoticeBoard;
-use crate::socket::{Received, message_room, receive, wait};
+use crate::socket::{Received, Waited, message_room, receive, wait};
 use crate::wire::{Frame, Home, Message, Ordering, PieceEntry};
 
 const G: u64 = 2 << 20;
@@ -90,10 +90,10 @@ fn serve(
     thread::spawn(move || {
         let faithful = Faithful::new();
         let soon = || Instant::now() + Duration::from_secs(10);
-        assert!(wait(&listener, PollFlags::IN, soon()).unwrap());
+        assert!(wait(&listener, None, PollFlags::IN, soon()).unwrap() == Waited::Ready);
         let socket = accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
         let mut room = message_room();
-        while wait(&socket, PollFlags::IN, soon()).unwrap() {
+        while wait(&socket, None, PollFlags::IN, soon()).unwrap() == Waited::Ready {
             let Received::Frame(frame, _) = receive(&socket, 0, &mut room).unwrap() else { return };
             let Some((bytes, files)) = reply(&faithful, &frame) else { return };
             if !bytes.is_empty() && send_raw(&socket, &bytes, &files).is_err() {
@@ -228,7 +228,9 @@ fn descriptors_too_many_or_too_few_are_refused_at_each_step() {
             });
             assert!(matches!(more, Err(ShareError::Protocol { .. })), "{which:?}: {more:?}");
             // The last of them is closed when there is an end.
-            assert!(wait(&reader, PollFlags::IN, Instant::now() + LONG).unwrap());
+            assert!(
+                wait(&reader, None, PollFlags::IN, Instant::now() + LONG).unwrap() == Waited::Ready
+            );
             assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         }
         if most > 0 {

@@ -16,7 +16,7 @@ use crate::address::Address;
 use crate::error::ShareError;
 use crate::exporter::{Exporter, ExporterBuilder, Offer, Offered};
 use crate::importer::{Access, Importer, ImporterOptions};
-use crate::socket::{Received, message_room, receive, wait};
+use crate::socket::{Received, Waited, message_room, receive, wait};
 use crate::wire::{Frame, Message};
 
 const G: u64 = 2 << 20;
@@ -90,7 +90,7 @@ fn hello() -> Vec<u8> {
 
 /// The answer, or `None` if the connection ended.
 fn answer(socket: &OwnedFd) -> Option<Message> {
-    assert!(wait(socket, PollFlags::IN, Instant::now() + SOON).unwrap());
+    assert!(wait(socket, None, PollFlags::IN, Instant::now() + SOON).unwrap() == Waited::Ready);
     match receive(socket, 128, &mut message_room()) {
         Ok(Received::Frame(frame, _)) => Some(frame.message),
         Ok(Received::End) => None,

@@ -1,6 +1,6 @@
 //! The connection of an importer: one question at a time, each with a time limit.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,8 @@ use vmm_sys::process;
 
 use crate::address::Address;
 use crate::error::{AtStep, Refusal, ShareError};
-use crate::socket::{Received, message_room, new_socket, receive, send, wait};
+use crate::os::peer_process;
+use crate::socket::{Received, Waited, message_room, new_socket, receive, send, wait};
 use crate::steps::step;
 use crate::wire::{Frame, Message};
 
@@ -26,6 +27,8 @@ pub(crate) struct Link {
     line: Mutex<Line>,
     timeout: Duration,
     gone: AtomicBool,
+    /// The process at the other end, whose forks may have the connection open for longer than itself.
+    owner: Option<OwnedFd>,
     exporter: [u8; 16],
 }
 
@@ -60,9 +63,10 @@ impl Link {
             }
         }
         step!("importer-connected");
+        let owner = peer_process(&socket);
         let line = Mutex::new(Line { socket, request: 0, room: message_room() });
         let gone = AtomicBool::new(false);
-        let mut link = Link { line, timeout, gone, exporter: [0; 16] };
+        let mut link = Link { line, timeout, gone, owner, exporter: [0; 16] };
         match link.ask("being let in", Message::Hello, 0)? {
             (Message::Welcome { exporter }, _) => link.exporter = exporter,
             (other, _) => return Err(link.unexpected("being let in", "welcome", &other)),
@@ -84,7 +88,11 @@ impl Link {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Whether the other side still has the connection open: one system call.
+    fn owner(&self) -> Option<BorrowedFd<'_>> {
+        self.owner.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether the other side is there and has the connection open: one system call.
     pub(super) fn is_open(&self) -> bool {
         if self.is_gone() {
             return false;
@@ -92,7 +100,8 @@ impl Link {
         // Whoever asks a question now is going to find out itself.
         let Some(line) = self.line.try_lock() else { return true };
         let closed = PollFlags::empty();
-        if matches!(wait(&line.socket, closed, Instant::now()), Ok(true)) {
+        let waited = wait(&line.socket, self.owner(), closed, Instant::now());
+        if matches!(waited, Ok(Waited::Ready | Waited::Ended)) {
             self.gone.store(true, Ordering::Relaxed);
         }
         !self.is_gone()
@@ -178,9 +187,10 @@ impl Link {
         events: PollFlags,
         deadline: Instant,
     ) -> Result<(), ShareError> {
-        match wait(&line.socket, events, deadline).at(step)? {
-            true => Ok(()),
-            false => Err(ShareError::Timeout { step, after: self.timeout }),
+        match wait(&line.socket, self.owner(), events, deadline).at(step)? {
+            Waited::Ready => Ok(()),
+            Waited::Ended => Err(self.end(step)),
+            Waited::Late => Err(ShareError::Timeout { step, after: self.timeout }),
         }
     }
 

@@ -14,7 +14,7 @@ use super::*;
 use crate::error::Refusal;
 use crate::hostile::{address, connected, listener, send_raw};
 use crate::importer::{Access, Importer, ImporterOptions};
-use crate::socket::{Received, message_room, receive, wait};
+use crate::socket::{Received, Waited, message_room, receive, wait};
 use crate::wire::{Frame, Message, OwnerMessage};
 
 const G: u64 = 2 << 20;
@@ -72,7 +72,7 @@ fn frame(request: u32, message: Message) -> Vec<u8> {
 
 /// The next message; `None` at the end.
 fn answer(socket: &OwnedFd) -> Option<Message> {
-    assert!(wait(socket, PollFlags::IN, Instant::now() + SOON).unwrap());
+    assert!(wait(socket, None, PollFlags::IN, Instant::now() + SOON).unwrap() == Waited::Ready);
     match receive(socket, 1, &mut message_room()) {
         Ok(Received::Frame(frame, _)) => Some(frame.message),
         Ok(Received::End) => None,
@@ -225,7 +225,10 @@ fn an_owner_that_answers_nonsense_is_a_protocol_error() {
         let said = nonsense.clone();
         let owner = thread::spawn(move || {
             for _ in 0..2 {
-                assert!(wait(&socket, PollFlags::IN, Instant::now() + SOON).unwrap());
+                assert!(
+                    wait(&socket, None, PollFlags::IN, Instant::now() + SOON).unwrap()
+                        == Waited::Ready
+                );
                 let client = rustix::net::accept(&socket).unwrap();
                 for (request, message) in
                     [(1, Message::Welcome { exporter: [1; 16] }), (2, said.clone())]

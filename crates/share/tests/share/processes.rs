@@ -1,7 +1,7 @@
 //! Forks, ends in either order, and two exporters at one place.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vmm_pool::{Phase, Place};
 use vmm_share::{Access, Address, Exporter, ImportState, PeerRule, Refusal, ShareError};
@@ -28,6 +28,39 @@ fn a_forked_child_harms_neither_side() {
     assert_eq!(reader.ask("close"), "closed");
     assert_eq!(owner.ask("end"), "clean");
     assert_eq!(reader.ask("end"), "clean");
+}
+
+/// Forks have the sockets of their parent open, for as long as they live.
+#[test]
+fn the_end_of_a_process_shows_while_its_forks_live_on() {
+    let mut owner = Second::owner(&[]);
+    let mut reader = Second::start("reader", owner.address.clone(), &[]);
+    assert_eq!((reader.ask("connect"), reader.ask("open")), ("connected".into(), "opened".into()));
+    let (sim, driver) = machine(2);
+    let importer = connect(&owner.address, &driver);
+    let import = importer.open("buffer", Access::Read).unwrap();
+    // One that the owner serves.
+    assert_eq!((reader.ask("leave a fork"), owner.ask("clients")), ("left".into(), "2".into()));
+    reader.kill();
+    let deadline = Instant::now() + SOON;
+    while owner.ask("clients") != "1" {
+        assert!(Instant::now() < deadline, "the reader is not missed");
+    }
+    assert!(importer.is_owner_alive());
+    // The owner itself, from whom an answer is awaited too.
+    owner.ask("leave a fork");
+    owner.kill();
+    assert!(!importer.is_owner_alive());
+    assert_eq!(import.check(), ImportState::OwnerGone);
+    let refused = importer.open("buffer", Access::Read).unwrap_err();
+    assert!(matches!(refused, ShareError::OwnerGone { .. }), "{refused}");
+    let mut byte = [0];
+    import.read(G, &mut byte).unwrap();
+    assert_eq!(byte, [pattern(1)]);
+    drop((import, importer, driver));
+    // The owner's fork has its descriptors too.
+    let kept = sim.check_clean().unwrap_err();
+    assert!(kept.contains("4 chunks kept by an open exported descriptor"), "{kept}");
 }
 
 #[test]

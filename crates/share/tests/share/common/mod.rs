@@ -95,6 +95,23 @@ pub(crate) fn descriptors(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
+/// Forks a child that has all that this process has open, but its streams, and does nothing for longer
+/// than any test waits.
+pub(crate) fn leave_a_fork() {
+    // SAFETY: the child makes nothing but system calls, and ends without the parent's clean-up.
+    unsafe {
+        match libc::fork() {
+            0 => {
+                // Nobody is to wait for an end of these.
+                (0..3).for_each(|stream| assert_eq!(libc::close(stream), 0));
+                libc::sleep(2 * SOON.as_secs() as u32);
+                libc::_exit(0)
+            }
+            child => assert!(child > 0, "no fork: {}", std::io::Error::last_os_error()),
+        }
+    }
+}
+
 /// Runs something in a forked child of this process. Says whether the child ended well.
 pub(crate) fn in_fork(run: impl FnOnce()) -> String {
     // SAFETY: the child runs `run` and ends without the parent's clean-up; locks that other threads

@@ -38,6 +38,11 @@ pub(crate) fn run() {
             println!("{MARK}{}", if forbidden { "yes" } else { "no" });
             continue;
         }
+        if words == ["leave", "a", "fork"] {
+            super::leave_a_fork();
+            println!("{MARK}left");
+            continue;
+        }
         let Some(answer) = answers(&words) else { break };
         println!("{MARK}{answer}");
     }
