@@ -23,6 +23,8 @@ left_out=(
     never_inside_together several_intruders
     # A hundred thousand operations of up to sixteen lanes.
     a_look_into_another_lane
+    # Each operation again and again, with a panic at each of its calls.
+    at_any_call
     # About a deadline; and about what cargo builds.
     whoever_records_waits_for_a_slow_writer panics_abort
 )

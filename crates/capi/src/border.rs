@@ -1,9 +1,8 @@
 //! What every function of the C side does at its border: no panic crosses, failures are kept.
 
-use std::any::Any;
 use std::ffi::c_int;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use vmm_sys::caught::thrown;
 use vmm_sys::{DeviceId, process};
 
 use crate::failure::{self, Failure};
@@ -12,27 +11,10 @@ use crate::status::vmm_pool_status;
 /// Runs a function of the C side: what it answers, or `otherwise` if it has a bug.
 #[inline]
 pub fn guarded<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
-        discard(payload);
+    thrown(work).unwrap_or_else(|_words| {
         failure::keep(&Failure::Panicked);
         otherwise
     })
-}
-
-/// How often what a panic carried is tried to be dropped.
-const DROPS_MAX: u32 = 8;
-
-/// Drops what a panic carried. That could panic again, and so could what that one carries: each under a
-/// net of its own, and in the end what is left is left alone.
-#[cold]
-fn discard(mut payload: Box<dyn Any + Send>) {
-    for _ in 0..DROPS_MAX {
-        match catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-            Ok(()) => return,
-            Err(again) => payload = again,
-        }
-    }
-    std::mem::forget(payload);
 }
 
 /// The answer, or `otherwise` with the failure kept.

@@ -1,13 +1,13 @@
 //! Shells: `CudaSlice`s that own nothing, with events of their own, over memory of the pool.
 
 use std::mem::{self, ManuallyDrop};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cudarc::driver::{
     CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DriverError, SyncOnDrop, result, sys,
 };
+use vmm_sys::caught::thrown;
 
 use crate::error::Error;
 use crate::homes::device_of;
@@ -25,18 +25,11 @@ pub(crate) unsafe fn shell<T>(
 ) -> Result<ManuallyDrop<CudaSlice<T>>, Error> {
     // Takes a stored error out, on which cudarc would panic.
     stream.context().bind_to_thread()?;
-    catch_unwind(AssertUnwindSafe(|| {
+    thrown(|| {
         // SAFETY: by this function's own condition; it is not dropped.
         ManuallyDrop::new(unsafe { stream.upgrade_device_ptr(address, len) })
-    }))
-    .map_err(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let message = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).into()));
-        Error::Events {
-            device: device_of(stream.context()),
-            message: message.unwrap_or_else(|| "no text".into()),
-        }
     })
+    .map_err(|message| Error::Events { device: device_of(stream.context()), message })
 }
 
 /// The event that would be recorded. Nothing is.

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
+use vmm_sys::caught::thrown;
 use vmm_sys::{DriverError, ResultCode, process};
 
 use crate::{faults, settings};
@@ -58,10 +58,7 @@ pub(crate) fn pass(name: &'static str, body: impl FnOnce() -> Done) -> u32 {
         }
     });
     *CALLS.lock().entry(name).or_insert(0) += 1;
-    let body = || faults::check(name).and_then(|()| body());
-    let answer = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let words = panic.downcast_ref::<String>().map(String::as_str);
-        let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+    let answer = thrown(|| faults::check(name).and_then(|()| body())).unwrap_or_else(|words| {
         Err(Refusal::new(ResultCode::UNKNOWN, format_args!("the stand-in panicked: {words}")))
     });
     let (code, why) = match answer {

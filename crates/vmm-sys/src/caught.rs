@@ -35,18 +35,31 @@ pub fn thrown<T>(body: impl FnOnce() -> T) -> Result<T, String> {
         // The scheduler ends its threads by unwinding them.
         return Ok(body());
     }
-    catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
-        let words = words_of(&*payload);
-        // Its drop may throw too.
-        std::mem::forget(payload);
-        words
-    })
+    catch_unwind(AssertUnwindSafe(body)).map_err(words_of)
 }
 
-fn words_of(payload: &(dyn Any + Send)) -> String {
+#[cold]
+fn words_of(payload: Box<dyn Any + Send>) -> String {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("no words").to_owned()
+    let words = text.unwrap_or("no words").to_owned();
+    discard(payload);
+    words
+}
+
+/// How often what a panic carried is tried to be dropped.
+const DROPS_MAX: u32 = 8;
+
+/// Drops what a panic carried. That could panic again, and so could what that one carries: each under a
+/// net of its own, and in the end what is left is left alone.
+fn discard(mut payload: Box<dyn Any + Send>) {
+    for _ in 0..DROPS_MAX {
+        match catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            Ok(()) => return,
+            Err(again) => payload = again,
+        }
+    }
+    std::mem::forget(payload);
 }
 
 /// A span that was entered, in a log that may throw; leaves it when it is dropped.
@@ -90,6 +103,17 @@ macro_rules! within {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_panic_carried_may_panic_too() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                std::panic::panic_any(Bomb);
+            }
+        }
+        assert_eq!(thrown(|| std::panic::panic_any(Bomb)), Err::<(), _>("no words".to_owned()));
+    }
 
     #[test]
     fn what_a_driver_throws_is_an_error_of_its_call() {

@@ -264,9 +264,9 @@ impl State {
 
     /// The first slot whose chunk is stuck, for who holds the operation: nobody else has one in hand.
     pub(super) fn first_stuck(&self) -> Option<(u32, &DriverError)> {
-        self.stuck.iter().find_map(|slot| match &self.pieces.get(slot)?.backing {
-            Backing::Stuck(stuck) => Some((*slot, &stuck.refused)),
-            Backing::Mapped(_) | Backing::InHand => None,
+        self.stuck.iter().find_map(|slot| {
+            let Backing::Stuck(stuck) = &self.pieces.get(slot)?.backing else { return None };
+            Some((*slot, &stuck.refused))
         })
     }
 

@@ -1,10 +1,10 @@
 //! Where rows are run: a driver, the devices under test, and what the runner offers beside them.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::sync::Arc;
 
+use crate::caught::thrown;
 use crate::driver::Driver;
 use crate::error::DriverResult;
 use crate::types::{ChunkProps, DeviceId, GranularityKind};
@@ -203,17 +203,8 @@ impl Bench {
             voice: self.voice.clone(),
             ..*self
         };
-        match catch_unwind(AssertUnwindSafe(|| (row.run)(&bench))) {
-            Ok(outcome) => outcome,
-            Err(panic) => {
-                let text = panic
-                    .downcast_ref::<String>()
-                    .map(String::as_str)
-                    .or_else(|| panic.downcast_ref::<&str>().copied())
-                    .unwrap_or("no message");
-                Outcome::Failed(format!("the row panicked: {text}"))
-            }
-        }
+        thrown(|| (row.run)(&bench))
+            .unwrap_or_else(|words| Outcome::Failed(format!("the row panicked: {words}")))
     }
 
     /// Runs the body of a checking row, and gives back what it made.

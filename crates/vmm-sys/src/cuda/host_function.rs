@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
 use super::{Cuda, have};
 use crate::call::Call;
+use crate::caught::thrown;
 use crate::error::DriverResult;
 use crate::types::{DeviceId, StreamHandle};
 
@@ -37,8 +37,8 @@ fn take(number: usize) -> Option<HostFunction> {
 /// What the driver calls, on a thread of its own: no panic may leave it.
 extern "C" fn run_one(number: *mut c_void) {
     let Some(function) = take(number.addr()) else { return };
-    if catch_unwind(AssertUnwindSafe(function)).is_err() {
-        tracing::error!("a host function panicked; the stream goes on");
+    if let Err(words) = thrown(function) {
+        crate::say!(error, words, "a host function panicked; the stream goes on");
     }
 }
 

@@ -7,7 +7,6 @@
 //! is faster. After a fault nothing of that device's queues runs any more, and waits for it end.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
@@ -17,6 +16,7 @@ use super::state::State;
 use super::timeline::{Op, Phase, StreamKind};
 use super::{Locked, Sim};
 use crate::call::Call;
+use crate::caught::thrown;
 use crate::error::{DriverResult, ResultCode};
 use crate::sync::{thread, thread_local};
 use crate::types::{DeviceId, StreamHandle};
@@ -161,7 +161,7 @@ impl Sim {
         let started = thread.spawn(move || {
             IN_HOST_FUNCTION.with(|it| it.set(true));
             // A panic ends the function, not the simulated driver.
-            let _ = catch_unwind(AssertUnwindSafe(function));
+            let _ = thrown(function);
             if let Some(sim) = me.upgrade() {
                 let mut state = sim.state.lock();
                 state.timeline.on_host.remove(&token);

@@ -102,12 +102,6 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for MutexGuard<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt(f)
-    }
-}
-
 /// A condition variable.
 #[derive(Debug, Default)]
 pub struct Condvar(parking_lot::Condvar);

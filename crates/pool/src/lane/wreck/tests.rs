@@ -122,6 +122,8 @@ fn a_panic_in_a_lane_breaks_that_lane_alone() {
         assert!(lane.alloc(0).is_ok_and(|empty| empty.is_empty()));
         let broken = scene.pool.stats().broken;
         assert_eq!((broken.len(), &*broken[0].thread), (1, name), "{broken:?}");
+        let words = broken[0].to_string();
+        assert!(words.starts_with("the lane of ") && words.contains(name), "{words}");
         scene.check_the_rest();
         drop((kept, crossed));
         scene.check_the_rest();
@@ -140,6 +142,10 @@ fn memory_of_a_broken_lane_goes_with_its_pool_if_nobody_has_any() {
         let (held, held_by) = (scene.lane.alloc(5 * MIB).unwrap(), scene.lane.stream());
         let hold = scene.sim.hold(DeviceId(0), held_by.handle()).unwrap();
         let address = held.address();
+        // One that leaves behind the held stream when the lane breaks.
+        drop(scene.lane.alloc(9 * MIB).unwrap());
+        scene.pool.trim_idle(DeviceId(0), Duration::ZERO).unwrap();
+        assert!(scene.lane.cell.lock().as_ref().unwrap().limbo.retired_count() > 0);
         thrown_by(name, || way(&scene.lane));
         drop(held);
         scene.check_the_rest_while_held(hold, address);
@@ -247,6 +253,7 @@ fn an_elastic_buffer_in_whose_change_a_thread_panics_is_broken_alone() {
         });
         let Err(Error::Broken(broken)) = waiter.join().unwrap() else { panic!("it is broken") };
         let part = BrokenPart::Elastic { address: told };
+        assert!(broken.to_string().contains(&format!("{told:#x}")), "{broken}");
         assert_eq!(*broken, Broken { part, thread: "changer".into() });
     });
     let stream = scene.lane.stream();

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::error::ResultCode;
-use crate::types::{ChunkHandle, ChunkProps, HandleTypes};
+use crate::types::{ChunkHandle, ChunkProps, GranularityKind, HandleTypes, Location};
 
 use super::super::bench::Bench;
 use super::super::check::{ensure, near, refused, same};
@@ -132,6 +132,29 @@ pub(super) fn free_after_closing(s: &Scratch<'_>, before: u64, tolerance: u64) -
         thread::sleep(Duration::from_millis(5));
     }
     near("free after the descriptor was closed", s.free_bytes()?, before, tolerance)
+}
+
+/// D-X13: memory of the host leaves the process as that of a device does.
+pub(super) fn d_x13(bench: &Bench) -> Outcome {
+    bench.check(|s| {
+        let device = s.device();
+        let location = Location::HostNuma(0);
+        let props = ChunkProps { location, handle_types: HandleTypes::POSIX_FD, rdma: false };
+        let bytes = s.driver().granularity(&props, GranularityKind::Minimum)?;
+        let words = bytes / WORD;
+        let chunk = s.create(bytes, &props)?;
+        let address = s.alias(bytes, chunk, &[device])?;
+        s.fill_words(device, address, words, 700)?;
+        let descriptor = s.export_fd(chunk)?;
+        // The descriptor alone keeps it.
+        s.unmap(address, bytes)?;
+        s.release(chunk)?;
+        let imported = s.import_fd(descriptor.as_fd())?;
+        let address = s.alias(bytes, imported, &[device])?;
+        s.expect_words("bytes behind the import", device, address, words, 700)?;
+        s.expect_words_by_kernel("the same by a kernel", device, address, words, 700)?;
+        Ok(String::new())
+    })
 }
 
 /// D-V6: the importing process grants a device of its own choice.

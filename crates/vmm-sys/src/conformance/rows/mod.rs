@@ -118,6 +118,7 @@ pub const ROWS: &[Row] = &[
     check("D-X10", "export", "an import for reading is not written", PROCESS, beyond::d_x10),
     check("D-X11", "export", "a chunk exported twice", ONE, beyond::d_x11),
     check("D-X12", "export", "properties of an import", PROCESS, beyond::d_x12),
+    check("D-X13", "export", "host memory as a descriptor", Needs::HOST_NUMA, export::d_x13),
     check("D-G1", "capture", "VMM calls do not disturb it", ONE, capture::d_g1),
     check("D-G2", "capture", "its own thread's unsafe calls end it", ONE, capture::d_g2),
     check("D-G3", "capture", "other threads, by mode", ONE, capture::d_g3),
