@@ -91,7 +91,7 @@ rows! {
     d_h1 d_h2 d_h3
     d_f1
     d_p1 d_p2 d_p3
-    d_x1 d_x2 d_x3 d_x4 d_x5 d_x6 d_x7 d_x8 d_x9 d_x10 d_x11 d_x12
+    d_x1 d_x2 d_x3 d_x4 d_x5 d_x6 d_x7 d_x8 d_x9 d_x10 d_x11 d_x12 d_x13
     d_g1 d_g2 d_g3 d_g4 d_g5
     d_s1 d_s2 d_s3
     d_v1 d_v2 d_v3 d_v4 d_v5 d_v6 d_v7
