@@ -63,6 +63,9 @@ fn the_policy_is_told_as_it_was_set() {
     buffer.grant(HOME, Access::ReadWrite).unwrap();
     let text = machine.pool.access_matrix().to_string();
     assert!(text.contains("device 1 at memory of device 0: policy reads, "), "{text}");
+    machine.pool.grant(PEER, HOME, Access::ReadWrite).unwrap();
+    let text = machine.pool.access_matrix().to_string();
+    assert!(text.contains("device 0 at memory of device 1: policy reads and writes, "), "{text}");
     drop(buffer);
     machine.end();
 }
