@@ -132,6 +132,17 @@ pub(crate) enum Waited {
     Late,
 }
 
+/// What to poll for news of a peer: whether `socket` has one of `events` or is closed at the other end, and
+/// whether `process` has ended. Without a process the socket stands for it, with nothing but its end.
+pub(crate) fn watch<'a>(
+    socket: BorrowedFd<'a>,
+    events: PollFlags,
+    process: Option<BorrowedFd<'a>>,
+) -> [PollFd<'a>; 2] {
+    let (process, end) = process.map_or((socket, PollFlags::empty()), |it| (it, PollFlags::IN));
+    [PollFd::from_borrowed_fd(socket, events), PollFd::from_borrowed_fd(process, end)]
+}
+
 /// Waits until `socket` has one of `events`, or is closed at the other end, or `process` has ended, or the
 /// time is over.
 pub(crate) fn wait(
@@ -140,13 +151,9 @@ pub(crate) fn wait(
     events: PollFlags,
     deadline: Instant,
 ) -> rustix::io::Result<Waited> {
-    let fd = socket.as_fd();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        // Without a process the socket stands for it, with nothing to wait for but its end.
-        let (process, wanted) = process.map_or((fd, PollFlags::empty()), |it| (it, PollFlags::IN));
-        let mut fds =
-            [PollFd::from_borrowed_fd(fd, events), PollFd::from_borrowed_fd(process, wanted)];
+        let mut fds = watch(socket.as_fd(), events, process);
         match poll(&mut fds, Some(&timespec(left))) {
             Err(Errno::INTR) => {}
             Ok(0) if left.is_zero() => return Ok(Waited::Late),

@@ -7,12 +7,12 @@ mod outcome;
 mod stream_steps;
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vmm_pool::{Error, Lane, Pool, Request};
 use vmm_sys::DeviceId;
+use vmm_sys::caught::thrown;
 use vmm_sys::object::Stream;
 use vmm_sys::sim::FaultPlan;
 
@@ -35,16 +35,14 @@ use crate::setup::RunClock;
 pub fn run(script: &Script, machine: &Machine) -> Result<Tally, Failure> {
     let mut runner = Runner::new(script, machine);
     let mut step = 0;
-    let outcome = catch_unwind(AssertUnwindSafe(|| runner.all(&mut step)));
+    let outcome = thrown(|| runner.all(&mut step));
     let text = match outcome {
         Ok(Ok(())) => return runner.leave().map_err(|text| Failure { step: step + 1, text }),
         Ok(Err(text)) => text,
-        Err(panic) => {
+        Err(words) => {
             // Whatever panicked may panic again when it is dropped.
             std::mem::forget(runner);
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            format!("panicked: {}", text.unwrap_or("with no text"))
+            format!("panicked: {words}")
         }
     };
     Err(Failure { step, text })

@@ -1,12 +1,12 @@
 //! One thread of the soak: which operation comes next, and what its checks found.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use vmm_pool::{Migration, MigrationState};
 use vmm_sys::DeviceId;
+use vmm_sys::caught::thrown;
 use vmm_sys::object::Stream;
 
 use super::blocks::{Block, RawBlock};
@@ -212,18 +212,14 @@ impl<'a> Worker<'a> {
 
     /// Whether it was done; `None` after a fault, which ends the run.
     fn guarded(&mut self, act: impl FnOnce(&mut Self) -> Step) -> Option<bool> {
-        let text = match catch_unwind(AssertUnwindSafe(|| act(self))) {
+        let text = match thrown(|| act(self)) {
             Ok(Ok(())) => return Some(true),
             Ok(Err(Trouble::Refused(why))) => {
                 self.say(why);
                 return Some(false);
             }
             Ok(Err(Trouble::Wrong(text))) => text,
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-                format!("panicked: {}", text.unwrap_or("no text"))
-            }
+            Err(words) => format!("panicked: {words}"),
         };
         let last = told(&lock(&self.my_slot().doing).last);
         let (number, seed, kind) = (self.number, self.world.options.seed, self.kind);

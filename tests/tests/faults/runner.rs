@@ -1,13 +1,14 @@
 //! Runs the cells, two cases at a time where there are two processors, and says what was run.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{self, AssertUnwindSafe};
+use std::panic;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use vmm_sys::Call;
+use vmm_sys::caught::thrown;
 
 use crate::codes::{Fault, Mode, faults};
 use crate::engine::{Case, Kind};
@@ -159,13 +160,9 @@ fn guarded<T>(
 ) -> Result<T, String> {
     let lock = || AT.lock().unwrap_or_else(|it| it.into_inner());
     lock().insert(worker, (thread::current().id(), Instant::now(), line.to_owned()));
-    let outcome = panic::catch_unwind(AssertUnwindSafe(work));
+    let outcome = thrown(work);
     lock().remove(&worker);
-    outcome.unwrap_or_else(|cause| {
-        let text = cause.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| cause.downcast_ref::<&str>().map(|it| (*it).to_owned()));
-        Err(format!("panicked: {}", text.unwrap_or_default()))
-    })
+    outcome.unwrap_or_else(|words| Err(format!("panicked: {words}")))
 }
 
 fn run_case(worker: usize, case: &Case, choice: &Choice) -> Report {

@@ -46,6 +46,13 @@ pub(super) struct Ask {
     born: u64,
 }
 
+impl Ask {
+    /// The table that asked, if it is there still.
+    fn of(self, tables: &Slab<Table>) -> Option<&Table> {
+        tables.get(self.key).filter(|table| table.born == self.born)
+    }
+}
+
 global! {
     /// The number that a table of this process had last.
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -63,46 +70,40 @@ impl State {
 
     /// A sequence with these blocks, which were held.
     pub(super) fn open(&mut self, tokens: Arc<AtomicU64>, blocks: Vec<u32>) -> usize {
-        let key = self.insert(tokens, Vec::new());
+        let Ask { key, .. } = self.insert(tokens, Vec::new(), 0);
         self.extend(key, blocks);
         key
     }
 
-    fn insert(&mut self, tokens: Arc<AtomicU64>, blocks: Vec<u32>) -> usize {
-        let version = new_version();
-        self.tables.insert(Table {
+    /// A table with these blocks, that waits until it has `wanted_blocks` (0: for none).
+    fn insert(&mut self, tokens: Arc<AtomicU64>, blocks: Vec<u32>, wanted_blocks: u64) -> Ask {
+        let born = new_version();
+        let key = self.tables.insert(Table {
             blocks,
             ahead: Vec::new(),
-            wanted_blocks: 0,
-            version,
-            born: version,
+            wanted_blocks,
+            version: born,
+            born,
             tokens,
             is_parked: false,
-        })
+        });
+        Ask { key, born }
     }
 
     /// A sequence without tokens that is to have so many blocks: at once if they are free, else it waits
     /// for them. Says whether it waits.
     pub(super) fn open_ahead(&mut self, tokens: Arc<AtomicU64>, blocks: u64) -> (usize, bool) {
-        let key = self.insert(tokens, Vec::new());
-        let Some(ask) = self.want(key, blocks) else { return (key, false) };
+        let ask = self.insert(tokens, Vec::new(), blocks);
         let waits = !self.serve(ask);
         if waits {
             self.asks.push(ask);
         }
-        (key, waits)
-    }
-
-    fn want(&mut self, key: usize, blocks: u64) -> Option<Ask> {
-        let table = self.tables.get_mut(key)?;
-        table.wanted_blocks = blocks;
-        Some(Ask { key, born: table.born })
+        (ask.key, waits)
     }
 
     /// How many blocks a table waits for; none if it is gone.
     pub(super) fn missing_ahead(&self, ask: Ask) -> u64 {
-        let table = self.tables.get(ask.key).filter(|table| table.born == ask.born);
-        table.map_or(0, |table| {
+        ask.of(&self.tables).map_or(0, |table| {
             table.wanted_blocks.saturating_sub((table.blocks.len() + table.ahead.len()) as u64)
         })
     }
@@ -113,8 +114,8 @@ impl State {
         if self.device.free_blocks() < missing {
             return false;
         }
-        if let Some(table) = self.tables.get_mut(ask.key)
-            && table.born == ask.born
+        if ask.of(&self.tables).is_some()
+            && let Some(table) = self.tables.get_mut(ask.key)
         {
             table.ahead.extend((0..missing).map_while(|_| self.device.take_held()));
             table.wanted_blocks = 0;
@@ -129,7 +130,7 @@ impl State {
 
     /// A table waits no more, if it is there still.
     pub(super) fn end_ask(&mut self, ask: Ask) {
-        if self.tables.get(ask.key).is_some_and(|table| table.born == ask.born) {
+        if ask.of(&self.tables).is_some() {
             self.end_wait(ask.key);
         }
     }
@@ -231,7 +232,7 @@ impl State {
         let blocks = parent.map_or(Vec::new(), |parent| parent.blocks[..blocks].to_vec());
         blocks.iter().for_each(|block| self.device.add_ref(*block));
         self.entries += blocks.len() as u64;
-        self.insert(tokens, blocks)
+        self.insert(tokens, blocks, 0).key
     }
 
     /// Takes all but the first blocks away from a table. Says whether there were more.

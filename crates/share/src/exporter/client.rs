@@ -155,13 +155,12 @@ impl Client {
 
     fn finish_open(&mut self) -> Step<()> {
         let Some(Opening { opened, offer, until }) = &self.opening else { return Ok(()) };
-        match send(&self.socket, opened, &[offer.board.file()]) {
-            Err(Errno::TOOMANYREFS) if Instant::now() < *until => return Ok(()),
-            Err(Errno::TOOMANYREFS) => self.refuse(opened.request, Refusal::Failed, CROWDED)?,
-            sent => {
-                self.check(sent)?;
+        match self.pass(opened, &[offer.board.file()])? {
+            true => {
                 step!("exporter-opened");
             }
+            false if Instant::now() < *until => return Ok(()),
+            false => self.refuse(opened.request, Refusal::Failed, CROWDED)?,
         }
         self.opening = None;
         Ok(())
@@ -202,13 +201,10 @@ impl Client {
         };
         let message = Message::Pieces { generation, pieces: pieces.clone() };
         let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-        match send(&self.socket, &Frame { request, message }, &borrowed) {
-            Err(Errno::TOOMANYREFS) => {
-                pending.unsent = Some(descriptors);
-                self.pending = Some(pending);
-                return Ok(());
-            }
-            sent => self.check(sent)?,
+        if !self.pass(&Frame { request, message }, &borrowed)? {
+            pending.unsent = Some(descriptors);
+            self.pending = Some(pending);
+            return Ok(());
         }
         step!("exporter-sent");
         drop(descriptors);
@@ -265,6 +261,14 @@ impl Client {
 
     pub(super) fn refuse(&self, request: u32, reason: Refusal, text: &str) -> Step<()> {
         self.send(request, Message::Refused { reason, text: text.to_owned() })
+    }
+
+    /// Sends descriptors. False: not now, for the user has too many on their way ([`CROWDED`]).
+    fn pass(&self, frame: &Frame, descriptors: &[BorrowedFd<'_>]) -> Step<bool> {
+        match send(&self.socket, frame, descriptors) {
+            Err(Errno::TOOMANYREFS) => Ok(false),
+            sent => self.check(sent).map(|()| true),
+        }
     }
 
     fn send(&self, request: u32, message: Message) -> Step<()> {

@@ -15,7 +15,7 @@ use super::client::{Client, Cut};
 use super::core::{Core, count};
 use crate::error::Refusal;
 use crate::os::peer_credentials;
-use crate::socket::{message_room, timespec};
+use crate::socket::{message_room, timespec, watch};
 use crate::steps::step;
 
 /// Connections taken in one turn.
@@ -32,12 +32,6 @@ struct News {
     is_ready: bool,
     /// Its process has.
     has_ended: bool,
-}
-
-impl News {
-    fn ready(is_ready: Option<bool>) -> News {
-        News { is_ready: is_ready == Some(true), has_ended: false }
-    }
 }
 
 pub(super) struct Service<'a> {
@@ -83,21 +77,19 @@ impl Service<'_> {
         let knocks = if self.accept_at <= now { PollFlags::IN } else { PollFlags::empty() };
         let mut fds =
             vec![PollFd::new(&self.core.waker, PollFlags::IN), PollFd::new(&self.listener, knocks)];
-        fds.extend(self.clients.iter().map(|client| {
+        fds.extend(self.clients.iter().flat_map(|client| {
             let events = if client.listens() { PollFlags::IN } else { PollFlags::empty() };
-            PollFd::from_borrowed_fd(client.socket.as_fd(), events)
+            watch(client.socket.as_fd(), events, client.process.as_ref().map(AsFd::as_fd))
         }));
-        let processes = self.clients.iter().filter_map(|client| client.process.as_ref());
-        fds.extend(processes.map(|process| PollFd::new(process, PollFlags::IN)));
         let timeout = self.timeout(now).map(timespec);
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
-        let mut ready = fds.iter().skip(2).map(|fd| !fd.revents().is_empty());
-        let mut news: Vec<News> = self.clients.iter().map(|_| News::ready(ready.next())).collect();
-        for (client, news) in self.clients.iter().zip(&mut news) {
-            news.has_ended = client.process.is_some() && ready.next() == Some(true);
+        let mut told = fds.iter().skip(2).map(|fd| !fd.revents().is_empty());
+        let mut news = Vec::with_capacity(self.clients.len());
+        while let (Some(is_ready), Some(has_ended)) = (told.next(), told.next()) {
+            news.push(News { is_ready, has_ended });
         }
         let knock = fds.get(1).is_some_and(|fd| fd.revents().contains(PollFlags::IN));
         let mut count = [0; 8];
